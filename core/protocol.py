@@ -227,18 +227,24 @@ class CapturingTarget(Protocol):
 
 @runtime_checkable
 class ChainDrawing(Protocol):
-    """Draws a whole chain of a single row in one call."""
+    """Draws a whole chain of a single row in one call, and the tokens of several rows in the same way."""
 
     def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
         """Tokens [1, K] drawn with uniform numbers [K], and their distributions [1, K, V]; None if its current state
         does not allow it."""
 
+    def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
+        """Tokens [B] drawn from logits [B, V] with uniform numbers [B], and their distributions [B, V]; None where
+        chains are not drawn in one call."""
+
 
 @runtime_checkable
 class TreeGrowing(Protocol):
-    """Grows a whole tree of likeliest tokens of a single row in one call."""
+    """Grows a whole tree of a row's likeliest tokens in one call."""
 
-    def grow_tree(self, depth: int, width: int, floor: float) -> tuple[list[int], list[int], list[float]] | None:
+    def grow_tree(
+        self, row: int, depth: int, width: int, floor: float
+    ) -> tuple[list[int], list[int], list[float]] | None:
         """Tokens, parents and path log-probabilities of the `width` likeliest successors of the `width` best nodes of
         each level, if their log-probability reaches `floor`; None if its current state does not allow it."""
 

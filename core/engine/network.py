@@ -116,7 +116,11 @@ class Network:
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
         flat = x.flatten(0, -2)
-        logits = self.head.product(flat, torch.float32) if isinstance(self.head, native.Tiled) else self.head(flat)
+        head = self.head if self.native_chain is None else self.native_chain.head  # in tiles, padded to whole ones
+        if isinstance(head, native.Tiled):
+            logits = head.product(flat, torch.float32)[:, : self.config.vocabulary]
+        else:
+            logits = head(flat)
         if (cap := self.config.variant.logit_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits.view(*x.shape[:-1], self.config.vocabulary)

@@ -22,10 +22,12 @@ from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.kv_cache.int8 import slot_size
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
+from outrider.core.engine.native.draft_chain import NativeChain
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.kernels import native
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Rule, Scores
 
 __all__ = ["Config", "Decoder"]
@@ -211,9 +213,8 @@ class Decoder:
         """Draw a chain for a batch of one row in one call of the compiled kernels: tokens [1, N], each drawn with one
         of the uniform numbers [N], and their distributions. All tokens but the last count as scored afterwards. None if
         this is not possible here; the caller then needs one pass per token."""
-        rows, chain, sampling = self.cache.rows, self.network.native_chain, self._pipeline.sampling
-        supported = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
-        if chain is None or not supported or self._taps or len(rows.host) > 1:
+        rows, chain, sampling = self.cache.rows, self._chain(), self._pipeline.sampling
+        if chain is None or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)
@@ -226,6 +227,21 @@ class Decoder:
         if distributions is None:
             return tokens[None], Distribution.point(tokens[None], self.vocabulary)
         return tokens[None], Distribution(distributions[None], None, self.vocabulary)
+
+    @torch.no_grad()
+    def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
+        """A token [B] from each row of logits [B, V], drawn with one of the uniform numbers [B] as `draw_chain` draws,
+        and the distributions [B, V]; None where `draw_chain` is not possible for one row."""
+        sampling = self._pipeline.sampling
+        if sampling.greedy or self._chain() is None or logits.dtype != torch.float32:
+            return None
+        tokens, probs = native.drawn(logits, numbers, sampling.temperature)
+        return tokens, Distribution(probs, None, self.vocabulary)
+
+    def _chain(self) -> NativeChain | None:
+        """The compiled kernels for chains, if they compute what passes one by one compute."""
+        supported = type(self._pipeline) is LogitsPipeline and self._pipeline.sampling.plain
+        return self.network.native_chain if supported and type(self).score is Decoder.score and not self._taps else None
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; ids from the vocabulary's size on are looked up

@@ -147,6 +147,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
     found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
+    found.outrider_drawn.argtypes, found.outrider_drawn.restype = [*([c_void_p] * 4), c_int32, c_int32, c_float], None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -218,6 +219,16 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if outer and inner and count:
         code.outrider_largest(x.data_ptr(), x.stride(0), x.stride(1), outer, inner, size, count, *where)
     return values, places
+
+
+def drawn(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens [N] drawn from 32-bit logits [N, V] with uniforms [N], and their distributions [N, V]."""
+    code, logits, uniforms = library(), logits.contiguous(), uniforms.double().contiguous()
+    assert code is not None and logits.dtype == torch.float32
+    tokens, probs = torch.empty(len(logits), dtype=torch.long), torch.empty_like(logits)
+    where = logits.data_ptr(), uniforms.data_ptr(), probs.data_ptr(), tokens.data_ptr()
+    code.outrider_drawn(*where, *logits.shape, temperature)
+    return tokens, probs
 
 
 def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from outrider.core.batching import ContinuousBatch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.kernels import native
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.protocol import Drafter
 from outrider.core.step_recorder import Record
@@ -129,3 +130,22 @@ def test_a_seed_gives_the_same_tokens_whoever_shares_the_batch(name: str, kind: 
     if not COUNT and (kind == "table") == (temperature == "1"):
         pytest.skip("one temperature each by default")
     assert differing(name, kind, SAMPLINGS[temperature], COUNT or 12) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.library() is None, reason="no compiler, or no AVX2")
+@pytest.mark.parametrize("vocabulary", [96, 91])  # 91: not whole tiles
+@pytest.mark.parametrize("name", ["draft-model", "eagle3"])
+def test_compiled_drafts_are_those_of_a_batch(name: str, vocabulary: int) -> None:
+    """In bfloat16 chains are drawn, and trees grown, in one call of the compiled kernels."""
+    shape = replace(CONFIG, vocabulary=vocabulary, hidden_size=64, head_dim=32, intermediate_size=96)
+    networks = [Decoder.random(replace(shape, layers=n), 3, dtype=torch.bfloat16, gain=3.0).network for n in (2, 1)]
+    target = lambda: Decoder(networks[0])  # noqa: E731
+    make, sampling = maker(name, target, lambda: Decoder(networks[1])), SAMPLINGS["0.8"]
+    requests = list(islice(random_requests(vocabulary, seed=3, max_tokens=24), COUNT or 16))
+    alone = [decode_alone(request, target(), make, make_rule("exact"), sampling=sampling) for request in requests]
+    starts = range(0, len(requests), 8)
+    batches = [row for start in starts for row in together(requests[start : start + 8], target(), make(), sampling)]
+    assert batches == alone
+    rows = flowing(requests, target(), make, sampling)
+    assert [rows[index] for index in rows] == [alone[index] for index in rows]

@@ -111,11 +111,14 @@ class DraftModel(_ModelDrafter):
         going = wanted > 0
         for depth in range(max_length):
             scores = self.score(draft, depth - 1 if depth else None)
-            distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
+            row = torch.full_like(wanted, depth)[:, None]
+            drawn = self._draw_rows(scores, row, rng, depth)
+            distribution = scores.distributions(row) if drawn is None else drawn[1]  # [B, 1, S]
             going = going & (wanted > depth) & self._more(scores, distribution, depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
-            tokens.append(rng.sample(distribution.column(0), depth, Purpose.DRAW, going))
+            sample = rng.sample(distribution.column(0), depth, Purpose.DRAW, going) if drawn is None else drawn[0]
+            tokens.append(sample)
             distributions.append(distribution)
             live.append(going)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), torch.stack(live, 1))
@@ -141,6 +144,18 @@ class DraftModel(_ModelDrafter):
         tokens, distributions = chain
         self._drafted = torch.tensor([length])
         return Draft.drawn(tokens, distributions, torch.ones(1, length, dtype=torch.bool))
+
+    def _draw_rows(
+        self, scores: Scores, row: Tensor, rng: CounterRNG, depth: int
+    ) -> tuple[Tensor, Distribution] | None:
+        """The next token of each row [B] and the distributions [B, 1, V], as a chain alone would draw it."""
+        if self._drawer is None or not rng.has_tables or rng.device.type != "cpu":
+            return None
+        drawn = self._drawer.draw_rows(scores.logits(row)[:, 0], rng.table(Purpose.DRAW)[:, depth])
+        if drawn is None:
+            return None
+        tokens, distribution = drawn
+        return tokens, Distribution(distribution.probs[:, None], None, distribution.vocabulary)
 
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
@@ -330,8 +345,8 @@ class DynamicTree(_ModelDrafter):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
-        if len(room) == 1 and rng.device.type == "cpu":
-            return to_draft([self._single_row(int(left))], rng.device)
+        if rng.device.type == "cpu" and (tries := self._row_by_row(room.tolist())) is not None:
+            return to_draft(tries, rng.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
         grown = Draft.empty(rows, rng.device)  # the expanded nodes, the only ones that the model reads
@@ -369,20 +384,26 @@ class DynamicTree(_ModelDrafter):
         tree = Tree(shape, len(tokens), width)
         return Draft.guess(flat.gather(1, kept).clamp(min=0), tree, score > -torch.inf, score.exp())
 
-    def _single_row(self, room: int) -> Trie:
-        """The same for one row, on the host: with few nodes, the overhead of tensor operations dominates."""
-        committed, trie, depth = self.model.mark(), Trie(), min(self.depth, room)
-        grown = self._grower.grow_tree(depth, self.width, self._floor) if self._grower and depth > 0 else None
-        if grown is None:
-            logs = self._scored(trie, depth)
-        else:
-            tokens, parents, logs = grown
-            for parent, token in zip(parents, tokens, strict=True):
-                trie.grow(parent, token)
-            self.bytes_read += self.model.weight_bytes * min(max(trie.depths, default=0) + 1, depth)
+    def _row_by_row(self, room: Sequence[int]) -> list[Trie] | None:
+        """The same on the host: for a single row, since the overhead of tensor operations dominates, and for rows whose
+        trees grow in one call each, whose rounding differs from that of batched operations; else None."""
+        committed, tries = self.model.mark(), list[Trie]()
+        for row, left in enumerate(room):
+            trie, depth = Trie(), min(self.depth, left)
+            grown = self._grower.grow_tree(row, depth, self.width, self._floor) if self._grower and depth > 0 else None
+            if grown is None and depth > 0 and len(room) > 1:
+                return None
+            if grown is None:
+                logs = self._scored(trie, depth)
+            else:
+                tokens, parents, logs = grown
+                for parent, token in zip(parents, tokens, strict=True):
+                    trie.grow(parent, token)
+                self.bytes_read += self.model.weight_bytes * min(max(trie.depths, default=0) + 1, depth)
+            trie.weights = [math.exp(log) for log in logs]
+            tries.append(trie.best(self.nodes))
         self.model.rewind(committed)
-        trie.weights = [math.exp(log) for log in logs]
-        return trie.best(self.nodes)
+        return tries
 
     def _scored(self, trie: Trie, depth: int) -> list[float]:
         """Add candidates to the trie level by level from the model's scores -> the log-probabilities of their paths."""

@@ -196,18 +196,19 @@ class HeadRunner:
         return Scores(draft, self._pipeline, self.cache.rows.committed, of_rows, hidden, first)
 
     @torch.no_grad()
-    def grow_tree(self, depth: int, width: int, floor: float) -> Grown | None:
-        """As outrider.core.protocol.TreeGrowing, after reading the pending tokens in the same call."""
+    def grow_tree(self, row: int, depth: int, width: int, floor: float) -> Grown | None:
+        """As outrider.core.protocol.TreeGrowing, after reading the row's pending tokens in the same call."""
         tree, cache, sampling = self._native_tree, self.cache, self._pipeline.sampling
-        rows = cache.rows
-        if tree is None or not rows.uniform or len(rows.host) > 1 or sampling != Sampling(end=sampling.end):
+        rows, pending = cache.rows, cache.rows.pending_count.tolist()
+        if tree is None or sampling != Sampling(end=sampling.end):
             return None
-        waiting, behind, block = rows.pending[0], rows.host[0], self.draft_head.block
+        waiting, behind, block = rows.pending[row, : pending[row]], int(rows.entries[row]), self.draft_head.block
         room = len(waiting) + depth * width
         cache.reserve(room)
         block.ensure_positions(block.runner, behind + room)
         cache.scored, cache.scratch_owner = 0, self
-        return tree.grow(self._pending[0], waiting, behind, cache.store[0, None], depth, width, floor)
+        features, store = self._pending[row, : len(waiting)], cache.store[0, None, row : row + 1]
+        return tree.grow(features, waiting, behind, store, depth, width, floor)
 
     @property
     def _width(self) -> int:

@@ -38,7 +38,7 @@ class NativeChain:
     def __init__(self, runner: NativePass, embedding: Tensor, norm: Tensor, head: Linear) -> None:
         self._runner, self._embedding, self._norm = runner, embedding, norm.float().contiguous()
         self._vocabulary = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
-        self._head = head if isinstance(head, native.Tiled) else _tiled(head)
+        self.head = head if isinstance(head, native.Tiled) else _tiled(head)
 
     def draw(
         self,
@@ -57,8 +57,8 @@ class NativeChain:
         are written to the store. `conditioning` [T, D] is added to the embeddings, by position."""
         code = native.library()
         assert code is not None
-        size, head_rows, count = self._embedding.shape[1], self._head.shape[0], len(pending)
-        columns, head = entries + count + steps, ctypes.addressof(self._head.matrix)
+        size, head_rows, count = self._embedding.shape[1], self.head.shape[0], len(pending)
+        columns, head = entries + count + steps, ctypes.addressof(self.head.matrix)
         tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(count * size + head_rows)
         distributions = None if uniforms is None else torch.empty(steps, self._vocabulary)
         state, mask = torch.empty(size, dtype=torch.bfloat16), torch.empty(count * columns, dtype=torch.bool)

@@ -46,6 +46,14 @@ static int64_t drawn(const float* logits, int size, float temperature, double un
     return size - 1;
 }
 
+// The same for rows of logits [rows, size], each with its own uniform.
+void outrider_drawn(const float* logits, const double* uniforms, float* distributions, int64_t* tokens, int32_t rows,
+                    int32_t size, float temperature) {
+    for (int64_t row = 0; row < rows; row++)
+        tokens[row] =
+            drawn(logits + row * size, size, temperature, uniforms[row], distributions + row * size);
+}
+
 // The pass must have room for the states of all pending tokens.
 void outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass, const Drawing* drawing) {
     const Drawing& d = *drawing;

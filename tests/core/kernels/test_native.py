@@ -178,9 +178,9 @@ def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: 
     drafter = DynamicTree(head, nodes=400, width=3, depth=4, min_probability=least)
     drafter.begin(prefill, [prompt], Sampling(temperature=0))
     for _ in range(3):
-        assert head.grow_tree(1, 3, -math.inf) is not None
+        assert head.grow_tree(0, 1, 3, -math.inf) is not None
         head.rewind(head.mark())
-        quick = drafter._single_row(9)
+        (quick,) = drafter._row_by_row([9]) or []
         slow = Trie()
         slow.weights = [math.exp(one) for one in drafter._scored(slow, 4)]
         head.rewind(head.mark())
