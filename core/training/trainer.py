@@ -1,8 +1,8 @@
 """The training loop, for draft heads that learn from a teacher and for models that learn from data alone.
 
 Runs on `accelerate` (mixed precision, several GPUs): AdamW or Muon under a cosine schedule over the minutes available,
-an average of the weights if wanted, checkpoints from which a killed run resumes, and validation, which keeps the best
-weights and writes a curve and its plot. What is trained, on what, and how it is validated is a Training:
+an average of the weights if requested, checkpoints from which an interrupted run resumes, and validation, which saves
+the best weights and writes a curve and its plot. What is trained, on what, and how it is validated is a Training:
 outrider.core.training.head_training or outrider.core.training.model_training.
 """
 
@@ -26,7 +26,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training.optim import Clock, accelerator, load_checkpoint, optimisers, save_checkpoint
 
 _BETAS = (0.9, 0.95)
-_SMOOTHING = 0.95  # of the loss that is shown and noted
+_SMOOTHING = 0.95  # of the loss that is displayed and recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class Plan:
     rate: float = 1e-3
     matrices: float | None = None  # the learning rate of blocks' matrices under Muon; None: AdamW trains everything
     warmup: float = 0.03  # share of the time in which the rate rises
-    floor: float = 0.05  # share of the rate that is left at the end
+    floor: float = 0.05  # share of the rate at the end
     decay: float = 0.01
     clip: float = 1.0
-    average: float | None = None  # decay of the average of the weights that is validated and kept; None: no average
+    average: float | None = None  # decay of the average of weights that is validated and saved; None: no average
     seed: int = 0
     precision: str = "bf16"  # of matrix products: bf16 (where it is fast), fp16 or no
     validations: int = 6
@@ -53,7 +53,7 @@ class Plan:
             ("steps", self.steps is None or self.steps > 0, "1 or more"),
             ("rate", self.rate > 0, "above 0"),
             ("clip", self.clip > 0, "above 0"),
-            ("average", self.average is None or 0 <= self.average < 1, "from 0 up to, but not, 1"),
+            ("average", self.average is None or 0 <= self.average < 1, "at least 0 and below 1"),
             ("precision", self.precision in ("bf16", "fp16", "no"), "bf16, fp16 or no"),
             ("validations", self.validations > 0, "1 or more"),
         ):
@@ -63,19 +63,19 @@ class Plan:
 
 @dataclass
 class Position:
-    """Where a run stands in its training examples, if they come in epochs."""
+    """The position of a run in its training examples, if they come in epochs."""
 
     epoch: int = 0
-    batch: int = 0  # of this epoch, the next one
-    begun: float | None = None  # the share of the run that was over when the epoch began
-    examples: int | None = None  # in this epoch: their file may have grown since
-    tokens: int = 0  # that the teacher has read
-    counted: int = 0  # positions that the loss counted
+    batch: int = 0  # the next one of this epoch
+    begun: float | None = None  # the finished share of the run when the epoch began
+    examples: int | None = None  # of this epoch; their file may have grown since
+    tokens: int = 0  # read by the teacher
+    counted: int = 0  # positions with a loss
 
 
 @dataclass
 class Progress:
-    """How far a run has come: all that a checkpoint holds besides weights and optimisers."""
+    """The progress of a run: the contents of a checkpoint besides weights and optimisers."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -92,30 +92,30 @@ class Validation:
     measures: Mapping[str, Any]
 
 
-Share = Callable[[], float]  # how much of the run is over
+Share = Callable[[], float]  # the finished share of the run
 Autocast = Callable[[], AbstractContextManager[Any]]  # the precision of the run's matrix products
 
 
 class Training(Protocol):
-    """What is trained: modules by name, which share batches and each have a loss and an optimiser."""
+    """Modules by name that are trained on the same batches, each with its own loss and optimiser."""
 
-    maximize: bool  # is a larger validation value better?
+    maximize: bool  # whether a larger validation value is better
 
     @property
     def models(self) -> Mapping[str, nn.Module]: ...
 
     def batches(self, progress: Progress, share: Share, rank: int, world: int) -> Iterator[Any]:
-        """Batches for one of several processes, from where progress stands, without end."""
+        """Batches for one of several processes, starting at the position in `progress`; endless."""
 
     def loss(self, name: str, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a module, which may be wrapped for several devices: call it, and use nothing else of it."""
+        """The loss of a module, which may be wrapped for several devices, so only calling it is allowed."""
 
     def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]: ...
     def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None: ...
 
 
 class Trainer:
-    """One run. `rates` are learning rates of some modules; `facts` are noted with the weights."""
+    """One run. `rates` are learning rates of some modules; `facts` are recorded with the weights."""
 
     def __init__(
         self,
@@ -155,14 +155,14 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
 
     def share(self) -> float:
-        """How much of the run is over, from 0 to 1."""
+        """The finished share of the run, from 0 to 1."""
         return self.clock.share(self.progress.seconds, self.progress.steps)
 
     def _factor(self) -> float:
         return self.clock.factor(self.share())
 
     def run(self) -> Progress:
-        """Train until the time is over. Ctrl-C ends the run in good order, and the same call resumes it."""
+        """Train until the time is over. After Ctrl-C the run is validated and saved, and the same call resumes it."""
         torch.manual_seed(self.plan.seed)
         self.resume()
         progress, losses = self.progress, dict[str, float]()
@@ -197,7 +197,7 @@ class Trainer:
         return progress
 
     def _step(self, batch: Any, losses: dict[str, float]) -> None:
-        """Train every module on one batch; a step whose loss or gradient is not finite is left out."""
+        """Train every module on one batch; a step whose loss or gradient is not finite is skipped."""
         for name, model in self.models.items():
             model.train()
             loss = self.training.loss(name, model, batch)
@@ -225,13 +225,14 @@ class Trainer:
         torch._foreach_lerp_([mean for mean, _ in pairs], [weight for _, weight in pairs], 1 - stay)
 
     def _unwrapped(self, model: nn.Module) -> nn.Module:
-        """Without the wrapper for several devices. The one for precision stays: removing it would be for good."""
+        """The model without its wrapper for several devices. The wrapper for precision stays, since removing it cannot
+        be undone."""
         unwrapped: nn.Module = self.accelerator.unwrap_model(model, keep_fp32_wrapper=True)
         return unwrapped
 
     @torch.no_grad()
     def validate(self, losses: Mapping[str, float]) -> None:
-        """Validate the modules, or the averages of their weights, add to the curve, and save those that are best."""
+        """Validate the modules, or the averages of their weights, extend the curve, and save the best ones."""
         progress = self.progress
         if not self.main:
             return
@@ -303,7 +304,7 @@ def _numbers(measures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def plot(history: list[dict[str, Any]], path: Path) -> bool:
-    """Every measure over time, a line a module; False where matplotlib is missing."""
+    """Plot every measure over time, with one line per module; False if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

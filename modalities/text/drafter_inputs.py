@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def missing_inputs(target: str, method: Method, model: TextModel | None = None) -> tuple[str, ...]:
-    """What a drafter of a target needs and what is not there, in plain words. Without the model, by its name alone,
+    """The inputs that a drafter of a target needs and that are missing, in words. If only the target's name is given,
     measurements count as missing."""
     missing = []
     given = model is not None and model.draft_model is not None
@@ -56,7 +56,7 @@ def missing_inputs(target: str, method: Method, model: TextModel | None = None) 
 
 
 def companion(model: TextModel, source: Any) -> TextModel | None:
-    """Another language model, by its name, or NAME:DTYPE; None if the source is weights trained for this very model."""
+    """Another language model, given as NAME or NAME:DTYPE; None if the source is weights trained for this model."""
     if isinstance(source, type(model)):
         return source
     if not isinstance(source, str | Path) or Path(source).suffix == ".safetensors":
@@ -69,7 +69,7 @@ def target(model: TextModel, request: Request) -> Any:
 
 
 def draft_model(model: TextModel, request: Request) -> Any:
-    """The model that was given; else the one that was trained for this target."""
+    """The draft model given, else the one trained for this target."""
     return named_draft_model(model, request.value, request.method.name)
 
 
@@ -86,9 +86,9 @@ def foreign_model(model: TextModel, request: Request) -> Any:
     if request.value is None or not _of_kind(request, Input.BRIDGE):
         raise InvalidOption(
             f"the drafter '{request.method.name}' needs {request.option}=..., another language model of any tokenizer: "
-            "a name such as 'smollm2-135m', a folder, a GGUF file, or a model that was loaded"
+            "a name such as 'smollm2-135m', a folder, a GGUF file, or a loaded model"
         )
-    return request.value  # a target, whose bridge was given too
+    return request.value  # a target, given with its bridge
 
 
 def bridge(model: TextModel, request: Request) -> Any:
@@ -103,15 +103,15 @@ def trained_head(model: TextModel, request: Request) -> Any:
 
 
 def _of_kind(request: Request, kind: Input) -> Any:
-    """What was given for another input of the method."""
+    """The value given for another input of the method."""
     return next((request.options.get(option) for option, each in request.method.inputs.items() if each is kind), None)
 
 
 def _target(model: TextModel, source: Any) -> Any:
-    """Another language model with this one's tokens, whatever its own are; anything else as it was given."""
+    """Another language model with its tokens translated to this one's; anything else is returned as it is."""
     other = companion(model, source)
     if other is None and hasattr(source, "generate") and hasattr(source, "config"):
-        return target_of(source)[0]()  # a model object of transformers, which has to have the same tokens
+        return target_of(source)[0]()  # a model object of transformers, which must have the same tokens
     if other is None:
         return source
     own = other.target()
@@ -127,13 +127,13 @@ def _bridge(model: TextModel, other: TextModel) -> Bridge:
 
 
 def named_draft_model(model: TextModel, source: Any = None, drafter: str = DRAFT_MODEL.name) -> Any:
-    """A draft model by its name or file; None: the one that was trained for this target."""
+    """A draft model by name or file; None: the one trained for this target."""
     source = _target(model, source)
     return _trained(model, recipes.draft_model_for(model.name, drafter) if source is None else drafter, source)
 
 
 def _trained(model: TextModel, drafter: str, source: Any) -> Any:
-    """What was given; else weights for this target, from a file or from where those of a recipe are."""
+    """The source if it is an object; else the weights in a file, or those of the drafter's recipe."""
     if source is not None and not isinstance(source, str | Path):
         return source
     path = recipes.find(model.name, drafter) if source is None else head_path(source)
@@ -144,7 +144,7 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     if (path, drafter) not in model.draft_heads:
         model.draft_heads[path, drafter] = recipes.load(path, drafter, model.target())
     head = model.draft_heads[path, drafter].drafts(model.target())
-    if isinstance(head, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
+    if isinstance(head, DraftHead):  # prepared for this machine, without the state of a generation
         model.prepared_heads[path, drafter] = head
     return head
 
@@ -188,8 +188,8 @@ def store(model: TextModel, request: Request) -> Any:
     given = request.value
     if given is None:
         raise InvalidOption(
-            f"the drafter '{request.method.name}' needs {request.option}=..., the path of a datastore; make one of "
-            "text files with `outrider datastore build FILES -o my.store`"
+            f"the drafter '{request.method.name}' needs {request.option}=..., the path of a datastore; build one "
+            "with `outrider datastore build FILES -o my.store`"
         )
     if isinstance(given, str | Path):
         return datastore.load(Path(given).expanduser(), model.tokens)
@@ -200,7 +200,7 @@ def _ids(model: TextModel, text: str | Sequence[int]) -> list[int]:
     return model.tokens.encode(text, special=False) if isinstance(text, str) else list(text)
 
 
-# ---- what is computed or measured once for a model
+# ---- computed or measured once per model
 
 
 def bigram_table(model: TextModel, request: Request) -> Any:
@@ -208,8 +208,8 @@ def bigram_table(model: TextModel, request: Request) -> Any:
 
 
 def successors(model: TextModel, request: Request) -> Any:
-    """The table starts with the model's bigrams, which measured best; None leaves it empty. Bigrams that a large model
-    would take long to compute are computed only if "bigrams" is given; for `auto`, known ones are used."""
+    """The initial table of successors: by default the model's bigrams, None for an empty one. Bigrams that take long to
+    compute are computed only if "bigrams" is given; `auto` uses them if they are in the cache."""
     if request.given and request.value != "bigrams":
         return request.value
     wanted = request.given or (request.within is not AUTO and bigrams.quick(model.target()))
@@ -228,14 +228,14 @@ def skip(model: TextModel, request: Request) -> Any:
     name, path = request.method.name, measured(model, request.method.name)
     if not path.is_file():
         raise InvalidOption(
-            f"the drafter '{name}' needs {request.option}=..., the sublayers to leave out, such as "
-            f"'attention.5,mlp.5'; `outrider bench text --calibrate {name}` finds and keeps them"
+            f"the drafter '{name}' needs {request.option}=..., the sublayers to skip, such as "
+            f"'attention.5,mlp.5'; `outrider bench text --calibrate {name}` finds and stores them"
         )
     return path
 
 
 def costs(model: TextModel, rows: int, request: Request) -> Any:
-    """The costs that were given, else those of rounds on this machine; the trace notes them."""
+    """The costs given, else those of rounds measured on this machine; the trace records them."""
     given = request.value
     if given is None:
         own = request.method is AUTO
@@ -248,7 +248,7 @@ def costs(model: TextModel, rows: int, request: Request) -> Any:
 
 
 def _label(request: Request) -> str:
-    """Tells costs of members other than the usual ones."""
+    """A suffix of the costs' file name for members or options other than the defaults."""
     usual, options = request.method.presets["drafters"], request.options.get("options")
     names = tuple(request.options.get("drafters", usual))
     label = (

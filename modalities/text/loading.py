@@ -1,7 +1,7 @@
-"""From a name, a hub id, a folder, a GGUF file or a model object of transformers to a TextModel.
+"""Loads text models by name, hub id, folder or GGUF file, or from a model object of transformers.
 
-Weights of Llama's and Qwen's families run on our own decoder, every other causal LM through transformers. Which files
-are opened, and how, is outrider.core.assets.store' affair.
+Architectures in outrider.core.engine.architectures run on our own decoder, other causal language models through
+transformers. Files are opened by outrider.core.assets.store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KV_CACHE_DTYPES = ("int8",)
 
 
 class LoadError(OutriderError):
-    """What was named is no model that can be run here."""
+    """The source is not a model that can run here."""
 
 
 def load(
@@ -48,14 +48,14 @@ def load(
 ) -> TextModel:
     """Load a language model.
 
-    `source` is "smollm2-135m" or another asset, a model's id on the hub (of which `revision` is a commit), a folder
-    with config.json and safetensors, a GGUF file, or a model object of transformers (whose `tokenizer` is given too).
+    `source` is "smollm2-135m" or another asset, a hub id (`revision` is a commit), a folder with config.json and
+    safetensors, a GGUF file, or a model object of transformers, which needs `tokenizer` too.
 
-    `draft_model` is another such source, or a TextModel: the model that drafts in every `generate` whose drafter takes
-    one. The drafter is then "draft-model" unless a call names another.
+    `draft_model` is another such source, or a TextModel. It is used by every drafter that takes a draft model; the
+    default drafter is then "draft-model".
 
-    `offload` is for models that don't fit: how much of the layers may stay in memory, as a fraction of them or in
-    bytes; the rest is read from the disk in every pass (on a GPU: from the host's memory). What comes out is the same.
+    `offload` is for models that do not fit into memory: the part of the layers to keep there, as a fraction or in
+    bytes. The others are read from the disk in every pass (on a GPU: from the host's memory). Outputs are unchanged.
 
     `kv_cache_dtype="int8"` stores keys and values in 8 bits, which about halves the KV cache. The rounding can change
     outputs; drafting still does not.
@@ -70,10 +70,10 @@ def load(
     if not isinstance(source, str | Path):
         if kv_cache_dtype is not None:
             raise InvalidOption(
-                "kv_cache_dtype is for what runs on our own decoder; a model object keeps keys and values its way"
+                "kv_cache_dtype needs our own decoder; a model object keeps keys and values in its own cache"
             )
         if offload is not None:
-            raise InvalidOption("offload is for weights that are loaded here; this model has its own already")
+            raise InvalidOption("offload is for weights that are loaded here; a model object has loaded its own")
         return _with_draft_model(of_object(source, tokenizer), draft_model)
     stored = "bfloat16" if dtype.startswith("int") else dtype
     folder, name = find(source, dtype=stored, revision=revision)
@@ -83,8 +83,7 @@ def load(
     make, context = _target(folder, described, dtype, stored, place, offload, kv_cache_dtype)
     if tokens.size > make().vocabulary:
         raise LoadError(
-            f"the tokenizer knows {tokens.size:,} tokens and the model {make().vocabulary:,}: "
-            "they don't belong together"
+            f"the tokenizer has {tokens.size:,} tokens and the model {make().vocabulary:,}; they do not match"
         )
     end = end_tokens(folder, described, tokens)
     lm = TextModel(
@@ -103,14 +102,14 @@ def load(
 
 
 def _with_draft_model(lm: TextModel, draft_model: Any) -> TextModel:
-    """The model with a draft model, which is loaded now if it is named."""
+    """Set the model's draft model, which is loaded first if it is given by name."""
     named = isinstance(draft_model, str | Path) and Path(draft_model).suffix != ".safetensors"
     lm.draft_model = lm.companion(str(draft_model)) if named else draft_model
     return lm
 
 
 def companion(model: TextModel, source: str) -> TextModel:
-    """Another model, by its name or NAME:DTYPE, beside one that is loaded."""
+    """Load another model, given as NAME or NAME:DTYPE, on the device and by default in the precision of a model."""
     name, _, dtype = source.rpartition(":")
     if not name or dtype not in DTYPES:
         name, dtype = source, model.dtype
@@ -123,8 +122,8 @@ def _device(name: str | torch.device) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidOption(
-            f"the device '{name}' can't be used here ({str(error).splitlines()[0][:100]}); "
-            "`outrider doctor` says which can"
+            f"the device '{name}' cannot be used here ({str(error).splitlines()[0][:100]}); "
+            "`outrider doctor` lists those that can"
         ) from None
     return device
 
@@ -138,13 +137,13 @@ def _target(
     offload: float | None,
     kv_cache_dtype: str | None,
 ) -> tuple[Callable[[], Target], int]:
-    """What makes a target of a folder's weights, and the model's context."""
+    """A function that makes targets of a folder's weights, and the model's context length."""
     try:
         config = checkpoints.parse_config(described)
     except checkpoints.CheckpointError as error:
         if dtype != stored or offload is not None or kv_cache_dtype is not None:
-            asked = dtype if dtype != stored else "offload" if offload is not None else "kv_cache_dtype"
-            raise LoadError(f"{asked} is for what runs on our own decoder, but {error}") from None
+            option = dtype if dtype != stored else "offload" if offload is not None else "kv_cache_dtype"
+            raise LoadError(f"{option} needs our own decoder, but {error}") from None
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
     if dtype == stored and offload is not None:
@@ -164,7 +163,7 @@ def _target(
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
-    """The folder of safetensors that a source stands for, fetched or converted if need be; and its name."""
+    """A source's folder of safetensors, fetched or converted first if necessary, and the model's name."""
     if str(source) in store.ASSETS:
         folder = store.fetch(str(source))
         files = sorted(folder.glob("*.gguf"))
@@ -176,7 +175,7 @@ def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = 
         return path, path.resolve().name
     if isinstance(source, Path) or not store.is_hub_id(source):
         raise LoadError(
-            f"there is no model '{source}': it is no folder or GGUF file here, no id on the hub (owner/name), "
+            f"there is no model '{source}': it is not a folder or GGUF file here, not a hub id (owner/name), "
             f"and none of {', '.join(store.ASSETS)}"
         )
     return store.hub_folder(str(source), revision=revision), str(source)
@@ -185,37 +184,37 @@ def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = 
 def _config(folder: Path) -> Path:
     path = folder / "config.json"
     if not path.is_file():
-        raise LoadError(f"{folder} has no config.json, so it is no model's folder")
+        raise LoadError(f"{folder} has no config.json, so it is not the folder of a model")
     return path
 
 
 def end_tokens(folder: Path, described: Mapping[str, Any], tokens: Tokens) -> list[int]:
-    """The ids that end an answer: the generation config's, else the config's, and the tokenizer's."""
+    """The end tokens: those of the generation config, else of the config, and the tokenizer's."""
     path = folder / "generation_config.json"
     own = store.read_json(path) if path.is_file() else {}
     given = own.get("eos_token_id", described.get("eos_token_id"))
     listed = given if isinstance(given, list) else [given]
-    found = [one for one in listed if isinstance(one, int) and not isinstance(one, bool)]
+    ends = {token for token in listed if isinstance(token, int) and not isinstance(token, bool)}
     named = tokens.special.get("eos_token")
-    if named is not None and (one := tokens.id(named)) is not None:
-        found.append(one)
-    return sorted(set(found))
+    if named is not None and (token := tokens.id(named)) is not None:
+        ends.add(token)
+    return sorted(ends)
 
 
 def of_object(model: Any, tokenizer: Any) -> TextModel:
-    """A model object of transformers; what is done to it later on, such as a step of training, is seen here."""
+    """A text model over a model object of transformers; later changes of its weights, as in training, take effect."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise InvalidOption(
-            f"a {type(model).__name__} is no model; give a name, a folder, a GGUF file or a causal LM of transformers"
+            f"a {type(model).__name__} is not a model; give a name, folder, GGUF file or causal LM of transformers"
         )
     if tokenizer is None:
-        raise InvalidOption("a model object comes without its tokenizer; give it too, as tokenizer=...")
+        raise InvalidOption("a model object has no tokenizer; give it as tokenizer=...")
     tokens = Tokens.of_transformers(tokenizer)
     make, context = from_transformers.target_of(model)
     given = getattr(model.generation_config, "eos_token_id", None)
     end = {given} if isinstance(given, int) else set(given or ())
-    if (text := tokens.special.get("eos_token")) is not None and (one := tokens.id(text)) is not None:
-        end.add(one)
+    if (text := tokens.special.get("eos_token")) is not None and (token := tokens.id(text)) is not None:
+        end.add(token)
     return TextModel(
         make,
         tokens,

@@ -47,7 +47,8 @@ def rules() -> list[str]:
 
 
 def listed_drafters(target: str, model: TextModel | None = None) -> Listing:
-    """The same with what each needs and what is missing for a target, by its name and, once it is loaded, the model."""
+    """The drafters with the inputs that each needs and those that are missing for a target, given by name and, once it
+    is loaded, as a model."""
     methods = (AUTO if name == AUTO.name else DRAFTERS[name] for name in drafters())
     return Listing(methods, lambda method: drafter_inputs.missing_inputs(target, method, model))
 
@@ -57,7 +58,7 @@ def listed_rules() -> Listing:
 
 
 def check_names(drafter: str | None, rule: str) -> None:
-    """Refuse unknown names before anything costly is done."""
+    """Raise an error for unknown names, before anything costly runs."""
     if drafter is not None and drafter not in drafters():
         raise unknown("drafter", drafter, drafters())
     if rule not in rules():
@@ -65,7 +66,7 @@ def check_names(drafter: str | None, rule: str) -> None:
 
 
 def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
-    """The drafter of these options, for this many rows side by side, and the measured costs that it goes by."""
+    """The drafter of these options, for this many batch rows, and the measured costs that it uses."""
     inputs: dict[Input, Provider] = {kind: partial(make, model) for kind, make in _INPUTS.items()}
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})

@@ -56,7 +56,7 @@ def test_an_unsupported_architecture_runs_through_transformers(
     out = model.generate([*talk, reply, talk[0]], drafter=None, max_new_tokens=4)
     assert out.trace.options["reused"]
     assert out.tokens == model.generate([[*talk, reply, talk[0]]], drafter=None, max_new_tokens=4)[0].tokens
-    with pytest.raises(LoadError, match="int4 is for what runs on our own decoder"):
+    with pytest.raises(LoadError, match="int4 needs our own decoder"):
         text.load(folder, dtype="int4")
     held = load_file(folder / "model.safetensors")
     del held["transformer.h.1.mlp.c_fc.weight"]
@@ -87,7 +87,7 @@ def test_model_objects_run_and_changes_to_them_are_noticed(folder: Path, lm: Tex
     assert model.generate(PROMPT, **RAW).tokens == after
     with pytest.raises(InvalidOption, match="give it too, as tokenizer"):
         text.load(theirs)
-    with pytest.raises(InvalidOption, match="a int is no model"):
+    with pytest.raises(InvalidOption, match="a int is not a model"):
         text.load(3)
 
 
@@ -150,8 +150,8 @@ def test_an_incomplete_model_folder_raises(
     ("source", "options", "error", "message"),
     [
         ("no-such-model", {}, LoadError, "no model 'no-such-model'.*smollm2-135m"),
-        ("./no/such", {}, LoadError, "no folder or GGUF file"),
-        (Path("some/folder"), {}, LoadError, "no folder or GGUF file"),
+        ("./no/such", {}, LoadError, "not a folder or GGUF file"),
+        (Path("some/folder"), {}, LoadError, "not a folder or GGUF file"),
         ("no-such.gguf", {}, AssetError, "there is no file"),
         ("owner/name", {}, AssetError, "not in the hub's cache and HF_HUB_OFFLINE is set"),
         ("smollm2-135m", {"dtype": "float8"}, InvalidOption, "unknown dtype 'float8'"),
