@@ -249,15 +249,15 @@ def hub_folder(repo: str, *, revision: str | None = None, patterns: Sequence[str
         raise AssetError(f"'{repo}' could not be downloaded from the hub: {str(error).splitlines()[0]}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A third-party config file; raises if it is no dictionary, or names code to run."""
+def read_json(path: Path, *, runs_code: bool = True) -> dict[str, Any]:
+    """A third-party config file; raises if it is no dictionary, or names code to run that its reader could run."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise AssetError(f"{path} is not JSON: {str(error)[:100]}") from None
     if not isinstance(config, dict):
         raise AssetError(f"{path} holds a {type(config).__name__}; expected a dictionary")
-    if config.get("auto_map"):
+    if runs_code and config.get("auto_map"):
         raise AssetError(f"{path} names code of its own to run (auto_map), which is not supported")
     return config
 

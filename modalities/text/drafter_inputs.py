@@ -14,7 +14,7 @@ from outrider.core.cost.break_even import Costs
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import AUTO, DRAFTERS, Input
+from outrider.core.methods import AUTO, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
@@ -160,7 +160,7 @@ def drafter_of_head(model: TextModel, source: Any) -> str:
     """The drafter that runs a draft head: the last in the table, such as eagle2 before eagle."""
     path = head_path(source) if isinstance(source, str | Path) else None
     head = source if path is None else recipes.load(path, None, model.target())
-    drafters = [name for name, method in DRAFTERS.items() if method.draft_head is type(head)]
+    drafters = recipes.drafters_of(head)
     if not drafters:
         raise InvalidOption(
             f"head is a {type(head).__name__}, which no drafter runs; give a draft head, or its file, folder or hub id"

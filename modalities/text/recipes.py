@@ -246,7 +246,7 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
         head = read_foreign(path, target)
         kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else DraftHead
         if not isinstance(kind, type) or not isinstance(head, kind):
-            runs = ", ".join(name for name, method in DRAFTERS.items() if method.draft_head is type(head))
+            runs = ", ".join(drafters_of(head))
             raise Incompatible(
                 f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use; "
                 f"choose {runs or 'another'}"
@@ -258,6 +258,14 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
             "published draft head"
         )
     return load_trained(path, KINDS, target)
+
+
+def drafters_of(head: Any) -> list[str]:
+    """The drafters that run a draft head."""
+    kinds = type(head).__mro__
+    known = [method.draft_head for method in DRAFTERS.values()]
+    nearest = next((kind for kind in kinds if kind in known), None)
+    return [name for name, method in DRAFTERS.items() if nearest is not None and method.draft_head is nearest]
 
 
 def missing(target: str, drafter: str) -> NoWeights:

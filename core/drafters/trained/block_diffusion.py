@@ -5,19 +5,19 @@ Only DSpark's guesses depend on the tokens drafted before, through a low-rank co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.drafters.trained.eagle import spread
+from outrider.core.drafters.trained.eagle import shaped, spread
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.drafters.trained.parallel_heads import ParallelHeads
-from outrider.core.engine.trainable.block import AttentionMask, Block, Matrix, Norm
+from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.training.draft_head import Batch, Guess, agreement
 from outrider.core.training.losses import Loss
@@ -113,6 +113,10 @@ class DFlashBlock(Anchored):
         layers: int = 1,
         taps: Sequence[str] = (),
         hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
+        normed_taps: bool = True,
+        block_offset: int = 0,
+        own: bool = False,
         lora: int = 0,
         anchors: int = 24,
         vocabulary: PrefixCache = 0,
@@ -121,16 +125,20 @@ class DFlashBlock(Anchored):
         super().__init__()
         network = target.network
         self._begin(network, vocabulary, fade, block=block, layers=layers, anchors=anchors)
+        if own:
+            self.words = SharedEmbedding(network, vocabulary, own=True)
         self.taps = tuple(taps) or spread(network.config.layers)
         for tap in self.taps:
             if tap not in target.taps:
                 raise unknown("hidden tap", tap, target.taps)
         self.needs = frozenset(self.taps)
-        self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora}
-        self.form = replace(self.form, intermediate_size=hidden or self.form.intermediate_size)
+        self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora, "form": dict(form or {})}
+        self.config |= {"normed_taps": normed_taps, "block_offset": block_offset, "own": own}
+        self.form, self.block_offset = shaped(network.config, hidden, form), block_offset
+        self.angles = Angles(self.form)
         self.depth, self.cached_layers, self.anchors = block, layers, anchors
         width, eps = self.form.hidden_size, self.form.norm_eps
-        self.tap_norms: Any = nn.ModuleList(Norm(width, eps) for _ in self.taps)
+        self.tap_norms: Any = nn.ModuleList(Norm(width, eps) for _ in self.taps if normed_taps)
         self.fuse = Matrix(len(self.taps) * width, width)
         self.context_norm = Norm(width, eps)
         self.mask = nn.Parameter(torch.randn(1, width) * float(network.embedding.float().std()))
@@ -141,15 +149,16 @@ class DFlashBlock(Anchored):
             self.fuse.weight.mul_(0.1)
             self.fuse.weight[:, -width:] += torch.eye(width)
             self.norm.weight.copy_(network.norm)
-        for own, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
-            own.copy(layer)
-            adapted(own, lora, known=width, changed=bool(hidden))
+        for one, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
+            one.copy(layer)
+            adapted(one, lora, known=width, changed=bool(hidden or form))
 
     def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         """The states [B, Q, D] of committed tokens that blocks attend to."""
-        parts = features.chunk(len(self.taps), -1)
-        x = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
-        context: Tensor = self.context_norm(self.fuse(x))
+        if self.tap_norms:
+            parts = features.chunk(len(self.taps), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
+        context: Tensor = self.context_norm(self.fuse(features))
         return context
 
     def _block(self, roots: Tensor) -> Tensor:
@@ -185,7 +194,7 @@ class DFlashBlock(Anchored):
         rows, count = roots.shape
         x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
         wide = x.shape[1] // count
-        positions = roots[..., None] + torch.arange(wide, device=roots.device)
+        positions = roots[..., None] + self.block_offset + torch.arange(wide, device=roots.device)
         filled = self._filled(x, self.block_mask(roots, positions, seen, read))
         return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
 

@@ -24,11 +24,13 @@ from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.native.draft_tree import NativeTree
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm, Rounds
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
-from outrider.core.engine.types import Config
+from outrider.core.engine.types import Config, Variant
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.native import Tiled
 from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement, guessed
 from outrider.core.training.losses import Loss
+
+TAP_NORMS = ("each", "joint", "none")
 
 
 def unrolled(
@@ -70,12 +72,13 @@ class EagleHead(DraftHead):
         normed: bool = True,
         hidden: int = 0,
         form: Mapping[str, Any] | None = None,
+        own_embedding: bool = False,
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
         super().__init__()
         network = target.network
-        self.words = SharedEmbedding(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary, own_embedding=own_embedding)
         self.form = shaped(network.config, hidden, form)
         self.rounds, self.regress, self.noise, self.fade = rounds, regress, noise, fade
         self.config = {
@@ -85,6 +88,7 @@ class EagleHead(DraftHead):
             "normed": normed,
             "hidden": hidden,
             "form": dict(form or {}),
+            "own_embedding": own_embedding,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -142,10 +146,12 @@ class Eagle3Head(DraftHead):
     """EAGLE-3 (arXiv 2503.01840): reads states from a low, a middle and a high layer of the target, combined by one
     matrix, concatenated with embeddings. It is trained on the target's distributions only, unrolled over `rounds` of
     its own states, and can guess within a reduced vocabulary. `steady` norms every tap and the states fed back, as
-    EAGLE-3.1 does (arXiv 2605.09992). Ours starts as a copy of the target's last layer (or is that layer with LoRA
-    corrections of rank `lora`), and shares the target's output rows unless it has its `own`."""
+    EAGLE-3.1 does (arXiv 2605.09992); imported heads may norm the taps one by one (`tap_norm` "each") or side by side
+    ("joint"), and the states or not (`normed_output`). Ours starts as a copy of the target's last layer (or is that
+    layer with LoRA corrections of rank `lora`), and shares the target's output rows unless it has its `own`."""
 
-    parallel, cached_layers, draft_kind, depth = False, 1, "dynamic", None
+    parallel, cached_layers, draft_kind = False, 1, "dynamic"
+    depth: int | None = None
 
     def __init__(
         self,
@@ -157,7 +163,10 @@ class Eagle3Head(DraftHead):
         hidden: int = 0,
         form: Mapping[str, Any] | None = None,
         normed_residual: bool = False,
+        tap_norm: str | None = None,
+        normed_output: bool | None = None,
         own: bool = False,
+        own_embedding: bool = False,
         lora: int = 0,
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
@@ -171,9 +180,13 @@ class Eagle3Head(DraftHead):
         if rounds < 1:
             raise InvalidOption(f"rounds is {rounds}; it must be 1 or more")
         self.needs = frozenset(self.taps)
-        self.words = SharedEmbedding(network, vocabulary, own=own)
-        self.form = replace(shaped(network.config, hidden, form), qk_norm=False)
+        self.words = SharedEmbedding(network, vocabulary, own=own, own_embedding=own_embedding)
+        self.form = shaped(network.config, hidden, {"qk_norm": False, **(form or {})})
         self.rounds, self.steady, self.fade, self.normed_residual = rounds, steady, fade, normed_residual
+        self.tap_norm = ("each" if steady else "none") if tap_norm is None else tap_norm
+        if self.tap_norm not in TAP_NORMS:
+            raise unknown("tap_norm", self.tap_norm, TAP_NORMS)
+        self.normed_output = steady if normed_output is None else normed_output
         self.config = {
             "taps": list(self.taps),
             "rounds": rounds,
@@ -181,13 +194,17 @@ class Eagle3Head(DraftHead):
             "hidden": hidden,
             "form": dict(form or {}),
             "normed_residual": normed_residual,
+            "tap_norm": tap_norm,
+            "normed_output": normed_output,
             "own": own,
+            "own_embedding": own_embedding,
             "lora": lora,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
         width, eps, last = self.form.hidden_size, self.form.norm_eps, network.layers[-1]
-        self.tap_norms = nn.ModuleList(Norm(width, eps) for _ in self.taps if steady)
+        sizes = {"each": [width] * len(self.taps), "joint": [len(self.taps) * width], "none": []}[self.tap_norm]
+        self.tap_norms = nn.ModuleList(Norm(size, eps) for size in sizes)
         self.fuse = Matrix(len(self.taps) * width, width)
         self.embedded = Norm(width, eps)
         self.entered = Norm(width, eps)
@@ -204,18 +221,18 @@ class Eagle3Head(DraftHead):
 
     def enter(self, features: Tensor) -> Tensor:
         """Concatenated taps [..., F] -> [..., D]."""
-        if self.steady:
-            parts = features.chunk(len(self.taps), -1)
+        if self.tap_norms:
+            parts = features.chunk(len(self.tap_norms), -1)
             features = torch.cat([norm(x) for norm, x in zip(self.tap_norms, parts, strict=True)], -1)
         result: Tensor = self.fuse(features)
         return result
 
     def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D]; normed if steady."""
+        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D], normed or not."""
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
         states: Tensor = self.block(entered if self.normed_residual else x, attn_mask, read)
-        return self.norm(states) if self.steady else states
+        return self.norm(states) if self.normed_output else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
         x = torch.cat([before(batch.taps[tap]) for tap in self.taps], -1)
@@ -235,14 +252,14 @@ class Eagle3Head(DraftHead):
         return self.advance(states, tokens, attn_mask)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states if self.steady else self.norm(states))
+        return self.words.logits(states if self.normed_output else self.norm(states))
 
     def native_tree(self) -> NativeTree | None:
         passes, words, fuse = self.block.runner, self.words, self.fuse.fast
         output = words.fast if words.own is None else words.own.fast
         if passes is None or not isinstance(output, Tiled) or not isinstance(fuse, Tiled):
             return None
-        if not self.steady or self.normed_residual:
+        if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm:
             return None
         norms = [norm.weight.detach() for norm in (self.embedded, self.entered, self.norm)]
         taps = [weight.detach() for weight in self.tap_norms.parameters()]
@@ -256,8 +273,48 @@ class Eagle3Head(DraftHead):
         return ready(self, target)
 
 
+class PEagleHead(Eagle3Head):
+    """P-EAGLE: EAGLE-3's layer guesses `depth` tokens in one pass. Every position but the first reads the embedding of
+    the token `mask` and a learned state in place of the taps, and attends to those before it. Published heads of it are
+    read; training is that of EAGLE-3."""
+
+    parallel, draft_kind = True, "tree"
+    mask: Tensor
+
+    def __init__(self, target: Any, *, depth: int = 5, mask: int = 0, **options: Any) -> None:
+        super().__init__(target, **options)
+        if depth < 1:
+            raise InvalidOption(f"depth is {depth}; it must be 1 or more")
+        self.config = {**self.config, "depth": depth, "mask": mask}
+        self.depth = depth
+        self.masks = depth - 1
+        self.mask_hidden = nn.Parameter(torch.zeros(len(self.taps) * self.form.hidden_size))
+        self.register_buffer("mask", torch.tensor([mask]), persistent=False)
+
+    def native_tree(self) -> NativeTree | None:
+        return None
+
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
+        if not self.masks:
+            return state[:, None]
+        rows, count = len(state), self.masks
+        own = torch.ones(count, count, dtype=torch.bool, device=state.device).tril()
+        context = attn_mask.context
+        assert context is not None
+        seen = attn_mask.mask
+        if seen is None:
+            seen = own.new_ones(1, 1, context[0][0].shape[2])
+        mask = torch.cat([seen.expand(rows, count, -1), own.expand(rows, -1, -1)], 2)
+        places = AttentionMask(attn_mask.cos[:, 1 : 1 + count], attn_mask.sin[:, 1 : 1 + count], mask, context=context)
+        entered = self.enter(self.mask_hidden.to(state.dtype)).expand(rows, count, -1)
+        states = self.advance(entered, self.mask.expand(rows, count), places)
+        return torch.cat([state[:, None], states], 1)
+
+
 def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:
     """The target's configuration with another MLP width, or with other fields `form` (for imported weights)."""
+    if form and "heads" in form:  # another model's layer, of which only these fields are known
+        config = replace(config, variant=Variant(), rotary_dim=None)
     fields = {**(form or {}), **({"intermediate_size": hidden} if hidden else {})}
     if fields.get("rope_scaling"):
         kind, numbers = fields["rope_scaling"]

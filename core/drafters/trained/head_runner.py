@@ -154,7 +154,7 @@ class HeadRunner:
             mask = mask.expand(len(root), -1, -1).gather(1, root.expand(-1, 1, mask.shape[2]))
         if self.draft_head.cached_layers:
             count = (self.draft_head.depth or 0) + 1
-            positions = positions + torch.arange(count, device=self.device)
+            positions = positions + self.draft_head.block_offset + torch.arange(count, device=self.device)
         cos, sin = self.angles(positions, positions.shape[1] + max(self.cache.rows.host) + 64, self.dtype)
         seen = self.cache.store[:, :, :, : places.columns]
         kv = seen.shape[2] // 2

@@ -1,17 +1,16 @@
-"""Imports published Medusa, EAGLE and EAGLE-3 checkpoints, also in the `speculators` format, and exports ours in that
-format, which vLLM serves.
+"""Imports published draft heads: Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, DFlash and MTP, also in the `speculators`
+format, and exports EAGLE-3 in that format, which vLLM serves.
 
-Reads names of tensors and fields of configs. What a head shares with its target (the embedding, and the output rows
-unless it has its own) is not read from the file; a file with another embedding is refused. Pickled checkpoints are
-loaded as weights only, by outrider.core.assets.store.
+Reads names of tensors and fields of configs. What a head shares with its target (the embedding and the output rows,
+unless it has its own) is not read from the file. Pickled checkpoints are loaded as weights only, by
+outrider.core.assets.store.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +18,44 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets.store import foreign_tensors, read_json
-from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
+from outrider.core.drafters.trained.block_diffusion import DFlashBlock
+from outrider.core.drafters.trained.checkpoint_tensors import (
+    Take,
+    check_target,
+    form_of,
+    layer_of,
+    own_embedding,
+    proposed,
+    row_order,
+    single_layer,
+    tap_of,
+    taps_of,
+    vocabulary_of,
+)
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
 from outrider.core.drafters.trained.heads import MedusaHeads
-from outrider.core.engine.checkpoints import parse_config
-from outrider.core.engine.rotary import qkv_order, rotary_order
+from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
 
 Made = tuple[DraftHead, dict[str, Tensor]]
-_FORM = (
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "rope_theta",
-    "rope_scaling",
-    "rotary_dim",
-    "norm_eps",
-    "attention_bias",
-    "out_bias",
-    "mlp_bias",
-)
 _BLOCK = re.compile(r"blocks\.(?P<head>\d+)\.layers\.(?P<step>\d+)\.(?P<part>weight|bias)")
 _HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
-_SPARE = ("embed_tokens.weight", "t2d", "d2t", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def read_foreign(folder: Path, target: Any) -> DraftHead:
     """The draft head in a folder, for a target that runs on our decoder."""
-    described = read_json(folder / "config.json")
+    described = read_json(folder / "config.json", runs_code=False)
     tensors = foreign_tensors(folder)
-    kind = described.get("speculators_model_type")
-    if "medusa_num_heads" in described or described.get("model_type") == "medusa":
-        draft_head, weights = _medusa(described, tensors, target)
-    elif kind == "eagle3" or (kind is None and "midlayer.hidden_norm.weight" in tensors):
-        draft_head, weights = _eagle3(described, tensors, target)
-    elif kind == "eagle" or (kind is None and "fc.weight" in tensors and "layers.0.mlp.up_proj.weight" in tensors):
-        draft_head, weights = _eagle(described, tensors, target)
-    else:
+    check_target(described, target)
+    kind = described.get("speculators_model_type") or _kind(described, tensors)
+    if kind not in _READERS:
         raise Incompatible(
-            f"{folder} contains a drafter of the kind '{kind or described.get('model_type')}'; supported are Medusa, "
-            "EAGLE, EAGLE-3, and eagle and eagle3 of the speculators format"
+            f"{folder} contains a drafter of the kind '{kind}', which can't be read; those that can are "
+            f"{', '.join(_READERS)}"
         )
-    if "embed_tokens.weight" in tensors:
-        theirs, ours = tensors["embed_tokens.weight"], target.network.embedding
-        if theirs.shape != ours.shape or not torch.allclose(theirs.float(), ours.cpu().float(), atol=2e-2):
-            raise Incompatible(f"{folder} has an embedding that is not this target's; it was made for another model")
+    draft_head, weights = _READERS[kind](described, tensors, target)
     own = draft_head.state_dict()
     mismatched = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
     if mismatched:
@@ -79,29 +69,28 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
     return draft_head.eval()
 
 
-class _Take:
-    """Takes tensors by name; `done` raises Incompatible if any was not taken."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors, self.left = tensors, set(tensors) - set(_SPARE)
-
-    def __call__(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            raise Incompatible(f"the drafter's file has no tensor '{name}'; it has another layout")
-        self.left.discard(name)
-        return self.tensors[name]
-
-    def done(self) -> None:
-        left = sorted(name for name in self.left if not name.endswith("rotary_emb.inv_freq"))
-        if left:
-            raise Incompatible(f"the drafter's file contains '{left[0]}', which such a drafter does not use")
+def _kind(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """The kind of a checkpoint that is not in the speculators format, by its config and the names of its tensors."""
+    if "medusa_num_heads" in described or described.get("model_type") == "medusa":
+        return "medusa"
+    if "hydra_num_heads" in described:
+        return "hydra"
+    if "dflash_config" in described:
+        return "dflash"
+    if "midlayer.hidden_norm.weight" in tensors:
+        return "eagle3"
+    if "fc.weight" in tensors and "layers.0.mlp.up_proj.weight" in tensors:
+        return "eagle"
+    if any(name.startswith("mtp.") for name in tensors):
+        return "mtp"
+    return str(described.get("model_type"))
 
 
 def _medusa(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
     """Medusa. In published files `k.j.linear` are the steps of head k and `k.layers` its output layer, with or without
     the prefix `medusa_head`; in vLLM's they are `blocks.k.layers.j`, with or without biases, and `lm_heads.k`. The
     number of heads is that in the file, since published configs may name fewer."""
-    take = _Take(dict(_medusa_names(tensors)))
+    take = Take(dict(_medusa_names(tensors)))
     places = [name.split(".") for name in take.tensors]
     count = 1 + max((int(place[0]) for place in places if place[0].isdigit()), default=-1)
     layers = 1 + max((int(place[1]) for place in places if place[2:] == ["linear", "weight"]), default=-1)
@@ -136,113 +125,199 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
             yield name.removeprefix("medusa_head."), tensors[name]
 
 
-def _form(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a drafter's layer that may differ from the target's."""
-    layer = dict(described.get("transformer_layer_config") or described)
-    layer["model_type"] = layer["model_type"] if layer.get("model_type") in ("llama", "qwen2", "mistral") else "llama"
-    facts = asdict(parse_config(layer))
-    return {name: facts[name] for name in _FORM}
-
-
-def _order(heads: int, kv_heads: int, head_dim: int, rotary_dim: int | None) -> Tensor | None:
-    """The order of the outputs of queries, keys and values in our blocks; None: as in checkpoints."""
-    pairs = rotary_order(head_dim, rotary_dim or head_dim, False)
-    return None if pairs is None else qkv_order(heads, kv_heads, head_dim, pairs)
-
-
-def _layer(take: _Take, at: str, form: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A layer's tensors under transformers' names -> under our block's."""
-    tensors = {"block.mlp_norm.weight": take(f"{at}.post_attention_layernorm.weight")}
-    for part, biased in (("weight", True), ("bias", form["attention_bias"])):
-        if biased:
-            qkv = [take(f"{at}.self_attn.{one}_proj.{part}") for one in "qkv"]
-            joined, order = (
-                torch.cat(qkv),
-                _order(form["heads"], form["kv_heads"], form["head_dim"], form["rotary_dim"]),
-            )
-            tensors[f"block.attention.qkv.{part}"] = joined if order is None else joined[order]
-    for part, biased in (("weight", True), ("bias", form["out_bias"])):
-        if biased:
-            tensors[f"block.attention.out.{part}"] = take(f"{at}.self_attn.o_proj.{part}")
-    for part, biased in (("weight", True), ("bias", form["mlp_bias"])):
-        if biased:
-            both = [take(f"{at}.mlp.{one}_proj.{part}") for one in ("up", "gate")]
-            tensors[f"block.mlp.up_gate.{part}"] = torch.cat(both)
-            tensors[f"block.mlp.down.{part}"] = take(f"{at}.mlp.down_proj.{part}")
-    return tensors
-
-
 def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
     """EAGLE and EAGLE-2: `fc` and one layer without a norm before its attention; named `fusion_fc` and `transformer` in
     the speculators format."""
-    take, form = _Take(tensors), _form(described)
+    take, form = Take(tensors), form_of(described)
     ours = "fusion_fc.weight" in tensors
     fuse, layer = ("fusion_fc", "transformer") if ours else ("fc", "layers.0")
     take.left.discard("lm_head.weight")  # the target's own
     normed = f"{layer}.input_layernorm.weight" in tensors
-    draft_head = EagleHead(target, normed=normed, form=form, regress=0.0, noise=0.0)
-    weights = _layer(take, layer, form) | {"fuse.weight": take(f"{fuse}.weight")}
+    own = own_embedding(tensors, target)
+    draft_head = EagleHead(target, normed=normed, form=form, own_embedding=own, regress=0.0, noise=0.0)
+    weights = layer_of(take, layer, form) | {"fuse.weight": take(f"{fuse}.weight")}
     if normed:
         weights["block.attention_norm.weight"] = take(f"{layer}.input_layernorm.weight")
     weights["fuse.bias"] = take(f"{fuse}.bias") if f"{fuse}.bias" in tensors else torch.zeros(target.config.hidden_size)
+    if own:
+        weights["words.embedding"] = take("embed_tokens.weight")
     take.done()
     return draft_head, weights
 
 
 def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
-    """EAGLE-3: the layer is `midlayer` in published files, `layers.0` in the speculators format; `d2t` is the
-    difference between the target's and the drafter's id of each token."""
-    if described.get("norm_before_fc"):
-        raise Incompatible("this drafter norms the concatenated taps (norm_before_fc), which ours does not support")
-    take, form = _Take(tensors), _form(described)
+    """EAGLE-3: the layer is `midlayer` in published files, `layers.0` in the speculators format. `norm_before_fc` norms
+    the concatenated taps, `fc_norm` each of them."""
+    return _eagle3_of(Eagle3Head, described, tensors, target)
+
+
+def _peagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
+    """P-EAGLE: EAGLE-3's tensors and the state that stands for an unknown one; the embedding is trained too."""
+    mask = described.get("mask_token_id")
+    if not isinstance(mask, int) or not 0 <= mask < target.vocabulary:
+        raise Incompatible(f"the config's mask_token_id is {mask!r:.40}; it must be a token id of the target")
+    extra = {"depth": proposed(described, 5), "mask": mask}
+    draft_head, weights = _eagle3_of(PEagleHead, described, tensors, target, extra, ("mask_hidden",))
+    weights["mask_hidden"] = tensors["mask_hidden"].flatten()
+    return draft_head, weights
+
+
+def _eagle3_of(
+    make: type[Eagle3Head],
+    described: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    target: Any,
+    extra: Mapping[str, Any] = {},
+    spare: Sequence[str] = (),
+) -> Made:
+    single_layer(described)
+    take, form = Take(tensors), form_of(described)
+    take.left -= set(spare)
     layer = "midlayer" if "midlayer.hidden_norm.weight" in tensors else "layers.0"
-    rows, depth = len(tensors["lm_head.weight"]), target.config.layers
-    vocabulary: Any = 0
-    if "d2t" in tensors:
-        vocabulary = tensors["d2t"].long() + torch.arange(rows)
-    elif rows != target.vocabulary:
-        raise Incompatible(f"the drafter has a vocabulary of {rows} tokens and no d2t that says which")
-    chosen = described.get("eagle_aux_hidden_state_layer_ids") or (described.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    taps = spread(depth) if not chosen else [_tap(index, depth) for index in chosen]
-    steady = bool(described.get("fc_norm", False))
-    if steady != bool(described.get("norm_output", False)):
-        raise Incompatible("this drafter norms either its taps or its output; ours norms both (steady) or neither")
-    draft_head = Eagle3Head(
+    take("lm_head.weight")
+    vocabulary = vocabulary_of(tensors, target)
+    trained = bool(described.get("embed_requires_grad", described.get("speculators_model_type") == "peagle"))
+    own = own_embedding(tensors, target, trained)
+    joint, each = bool(described.get("norm_before_fc")), bool(described.get("fc_norm"))
+    draft_head = make(
         target,
-        taps=taps,
-        steady=steady,
+        taps=taps_of(described, target.config.layers) or spread(target.config.layers),
+        steady=False,
+        tap_norm="joint" if joint else "each" if each else "none",
+        normed_output=bool(described.get("norm_output", False)),
         form=form,
         own=True,
+        own_embedding=own,
         normed_residual=bool(described.get("norm_before_residual", False)),
         vocabulary=vocabulary,
+        **extra,
     )
-    weights = _layer(take, layer, form) | {
+    weights = layer_of(take, layer, form) | {
         "fuse.weight": take("fc.weight"),
         "embedded.weight": take(f"{layer}.input_layernorm.weight"),
         "entered.weight": take(f"{layer}.hidden_norm.weight"),
         "norm.weight": take("norm.weight"),
         "words.own.weight": take("lm_head.weight"),
     }
-    weights |= {f"tap_norms.{i}.weight": take(f"fc_norm.{i}.weight") for i in range(len(taps) * steady)}
+    if joint:
+        weights["tap_norms.0.weight"] = take("input_norm.weight")
+    elif each:
+        weights |= {f"tap_norms.{i}.weight": take(f"fc_norm.{i}.weight") for i in range(len(draft_head.taps))}
+    if own:
+        weights["words.embedding"] = take("embed_tokens.weight")
     if draft_head.words.vocabulary is not None:
         weights["words.vocabulary"] = vocabulary
     take.done()
     return draft_head, weights
 
 
-def _tap(index: int, depth: int) -> str:
-    """The tap of a published layer id, which counts inputs of layers: 0 is the embedding, i the output of layer i -
-    1."""
-    if not 0 <= index <= depth:
-        raise Incompatible(f"the drafter reads the input of layer {index}; this target has {depth} layers")
-    return "embedding" if index == 0 else f"layer.{index - 1}"
+def _dflash(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
+    """DFlash in its own format (`dflash_config`, whose layer ids count outputs of layers) and the speculators format. A
+    block is an anchor and its masks."""
+    own_format, layer = described.get("dflash_config") or {}, described.get("transformer_layer_config") or described
+    mask = described.get("mask_token_id", own_format.get("mask_token_id"))
+    size = described.get("block_size") or own_format.get("block_size")
+    if not isinstance(mask, int) or not 0 <= mask < target.vocabulary or not isinstance(size, int) or size < 2:
+        raise Incompatible(
+            f"the config's mask_token_id is {mask!r:.40} and its block_size {size!r:.40}; expected a token id of the "
+            "target and a number above 1"
+        )
+    if described.get("sample_from_anchor"):
+        raise Incompatible("the drafter guesses from its anchor too (sample_from_anchor), which can't be run here")
+    if "sliding_attention" in (layer.get("layer_types") or ()):
+        raise Incompatible("the drafter's layers have sliding windows, which draft heads here do not")
+    take, form, depth = Take(tensors), form_of({**described, "model_type": "qwen3"}), target.config.layers
+    taps = taps_of(described, depth)
+    if "target_layer_ids" in own_format:
+        ids = [int(index) + 1 for index in own_format["target_layer_ids"]]
+        taps = ["last" if index == depth else tap_of(index, depth) for index in ids]
+    own = "lm_head.weight" in tensors
+    vocabulary = vocabulary_of(tensors, target) if own else 0
+    if own:
+        take("lm_head.weight")
+    if own_embedding(tensors, target):
+        raise Incompatible("the drafter has an embedding of its own, which this kind of drafter can't have here")
+    draft_head = DFlashBlock(
+        target,
+        block=size - 1,
+        layers=int(layer.get("num_hidden_layers", 1)),
+        taps=taps or (),
+        form=form,
+        normed_taps=False,
+        block_offset=1,
+        own=own,
+        vocabulary=vocabulary,
+    )
+    weights = {
+        "fuse.weight": take("fc.weight"),
+        "context_norm.weight": take("hidden_norm.weight"),
+        "norm.weight": take("norm.weight"),
+        "mask": target.network.embedding[mask : mask + 1].detach().cpu(),
+    }
+    for index in range(draft_head.cached_layers):
+        part = layer_of(take, f"layers.{index}", form)
+        part["block.attention_norm.weight"] = take(f"layers.{index}.input_layernorm.weight")
+        weights |= {name.replace("block.", f"blocks.{index}.", 1): tensor for name, tensor in part.items()}
+    if own:
+        weights["words.own.weight"] = take("lm_head.weight")
+    if draft_head.words.vocabulary is not None:
+        weights["words.vocabulary"] = vocabulary
+    take.done()
+    return draft_head, weights
+
+
+_MTP_NAMES = {
+    "mtp.fc.": "mtp_layers.0.input_proj.",
+    "mtp.norm.": "mtp_layers.0.final_layernorm.",
+    "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+    "mtp.layers.0.": "mtp_layers.0.",
+}
+_MTP_LAYERS = ("llama", "qwen2", "qwen3")
+
+
+def _mtp(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
+    """One MTP layer, as in the speculators format, or within the target's own checkpoint under `mtp.`. It is applied
+    again to its own normed states (FastMTP)."""
+    kind = (described.get("transformer_layer_config") or described).get("model_type")
+    if kind not in _MTP_LAYERS:
+        raise Incompatible(
+            f"the MTP layer is one of '{kind}', which can't be read; those of {', '.join(_MTP_LAYERS)} can. Decode "
+            "this target without it, for instance with drafter='auto'"
+        )
+    named = {}
+    for name, tensor in tensors.items():
+        before = next((start for start in _MTP_NAMES if name.startswith(start)), None)
+        if before is not None:
+            named[_MTP_NAMES[before] + name.removeprefix(before)] = tensor
+        elif name.startswith("mtp_layers."):
+            named[name] = tensor
+    take, form, at = Take(named), form_of(described), "mtp_layers.0"
+    draft_head = MtpModules(target, modules=1, form=form, normed_output=True)
+    part = layer_of(take, at, form)
+    part["block.attention_norm.weight"] = take(f"{at}.input_layernorm.weight")
+    part["fuse.weight"] = take(f"{at}.input_proj.weight")
+    part["embedded.weight"] = take(f"{at}.token_layernorm.weight")
+    part["entered.weight"] = take(f"{at}.hidden_layernorm.weight")
+    weights = {f"chain.0.{name}": tensor for name, tensor in part.items()}
+    weights["norm.weight"] = take(f"{at}.final_layernorm.weight")
+    take.done()
+    return draft_head, weights
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], Made]] = {
+    "medusa": _medusa,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "peagle": _peagle,
+    "dflash": _dflash,
+    "mtp": _mtp,
+}
 
 
 def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
-    """Write an EAGLE-3 head to a folder in the speculators format, for the target `verifier` (a hub id or a folder).
-    Its output rows are included, in the order of their ids, as the format requires."""
+    """Write an EAGLE-3 or P-EAGLE head to a folder in the speculators format, for the target `verifier` (a hub id or a
+    folder). Its output rows are included, in the order of their ids, as the format requires."""
     from safetensors.torch import save_file
 
     if "last" in draft_head.taps:
@@ -266,7 +341,14 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
     tensors |= layer_tensors(draft_head.block, at, form)
-    tensors |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
+    if draft_head.tap_norm == "joint":
+        tensors["input_norm.weight"] = state["tap_norms.0.weight"]
+    else:
+        tensors |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
+    if "words.embedding" in state:
+        tensors["embed_tokens.weight"] = state["words.embedding"]
+    if isinstance(draft_head, PEagleHead):
+        tensors["mask_hidden"], length = state["mask_hidden"][None, None], draft_head.masks + 1
     folder.mkdir(parents=True, exist_ok=True)
     stored = {
         name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
@@ -287,6 +369,9 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
     )
     shared = form.kv_heads * form.head_dim
     tensors: dict[str, Tensor] = {}
+    if block.attention.qk_norm is not None:
+        norms = block.attention.qk_norm.detach().cpu()
+        tensors |= {f"{at}.self_attn.q_norm.weight": norms[0], f"{at}.self_attn.k_norm.weight": norms[form.heads]}
     for product, names in products:
         for part, whole in (("weight", product.weight), ("bias", product.bias)):
             if whole is None:
@@ -294,7 +379,7 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
             sizes = [len(whole) // len(names)] * len(names)
             if len(names) == 3:
                 sizes = [form.heads * form.head_dim, shared, shared]
-                order = _order(form.heads, form.kv_heads, form.head_dim, form.rotary_dim)
+                order = row_order(form.heads, form.kv_heads, form.head_dim, form.rotary_dim)
                 whole = whole if order is None else whole[order.argsort().to(whole.device)]
             pieces = whole.detach().cpu().split(sizes)
             tensors |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
@@ -303,7 +388,7 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
 
 def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
     layer: dict[str, Any] = {
-        "model_type": "llama",
+        "model_type": "qwen3" if form.qk_norm else "llama",
         "vocab_size": form.vocabulary,
         "hidden_size": form.hidden_size,
         "intermediate_size": form.intermediate_size,
@@ -323,11 +408,13 @@ def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, l
         layer["partial_rotary_factor"] = form.rotary_dim / form.head_dim
     if form.rope_scaling is not None:
         layer["rope_scaling"] = {"rope_type": form.rope_scaling[0], **form.rope_scaling[1]}
+    parallel = isinstance(draft_head, PEagleHead)
+    kind = "peagle" if parallel else "eagle3"
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length}],
             "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
@@ -337,6 +424,9 @@ def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, l
         "norm_before_residual": draft_head.normed_residual,
         "target_hidden_size": None,
         "eagle_aux_hidden_state_layer_ids": [0 if tap == "embedding" else int(tap[6:]) + 1 for tap in draft_head.taps],
-        "fc_norm": draft_head.steady,
-        "norm_output": draft_head.steady,
+        "norm_before_fc": draft_head.tap_norm == "joint",
+        "fc_norm": draft_head.tap_norm == "each",
+        "norm_output": draft_head.normed_output,
+        "embed_requires_grad": draft_head.config["own_embedding"],
+        **({"mask_token_id": draft_head.config["mask"]} if parallel else {}),
     }

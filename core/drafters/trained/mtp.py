@@ -67,6 +67,7 @@ class MtpModules(DraftHead):
         rounds: int = 4,
         hidden: int = 0,
         form: Mapping[str, Any] | None = None,
+        normed_output: bool = False,
         vocabulary: PrefixCache = 0,
         fade: float = 0.6,
     ) -> None:
@@ -76,12 +77,14 @@ class MtpModules(DraftHead):
         network = target.network
         self.words = SharedEmbedding(network, vocabulary)
         self.form = shaped(network.config, hidden, form)
+        self.normed_output = normed_output  # are the normed states fed back, as FastMTP does?
         self.rounds, self.fade, self.cached_layers = max(rounds, modules), fade, modules
         self.config = {
             "modules": modules,
             "rounds": rounds,
             "hidden": hidden,
             "form": dict(form or {}),
+            "normed_output": normed_output,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -100,7 +103,7 @@ class MtpModules(DraftHead):
         for module in self.chain[turn + 1 :]:
             module.read(x, embedded, attn_mask)
         states: Tensor = self.chain[turn](x, embedded, attn_mask)
-        return states
+        return self.norm(states) if self.normed_output else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
         def advance(x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
@@ -123,7 +126,7 @@ class MtpModules(DraftHead):
         return self.advance(states, tokens, attn_mask, level + 1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(self.norm(states))
+        return self.words.logits(states if self.normed_output else self.norm(states))
 
     @property
     def pass_bytes(self) -> int:

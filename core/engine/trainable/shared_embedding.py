@@ -20,18 +20,28 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class SharedEmbedding(nn.Module):
-    """A target's embedding and output layer, referenced and not copied; optionally only the outputs of some tokens."""
+    """A target's embedding and output layer, referenced and not copied; optionally only the outputs of some tokens, or
+    with rows of its own."""
 
     embedding: Tensor
     vocabulary: Tensor | None
 
-    def __init__(self, network: Network, vocabulary: int | Sequence[int] | Tensor = 0, *, own: bool = False) -> None:
+    def __init__(
+        self,
+        network: Network,
+        vocabulary: int | Sequence[int] | Tensor = 0,
+        *,
+        own: bool = False,
+        own_embedding: bool = False,
+    ) -> None:
         """`vocabulary`: the ids that can be predicted, or their number (a checkpoint then sets the ids); 0: all. `own`:
-        give the head trainable output rows, initialised from the target's."""
+        give the head trainable output rows, initialised from the target's; `own_embedding`: a copy of the embedding,
+        which a checkpoint replaces."""
         super().__init__()
         self.full_vocabulary = network.config.vocabulary
         self.hidden_size = network.config.hidden_size
-        self.register_buffer("embedding", network.embedding, persistent=False)
+        embedding = network.embedding.clone() if own_embedding else network.embedding
+        self.register_buffer("embedding", embedding, persistent=own_embedding)
         ids = _ids(vocabulary, self.full_vocabulary)
         self.register_buffer("vocabulary", None if ids is None else ids.to(network.device))
         self._network = [network]  # in a list, so that torch does not register it as a submodule

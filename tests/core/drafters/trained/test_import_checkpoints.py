@@ -186,6 +186,183 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(said(again, model, 3), wanted, atol=0.1, rtol=0.05)  # written in 16 bits
 
 
+def drafts_right(draft_head: Any, model: Decoder) -> None:
+    """Decoding with the head gives the tokens of plain decoding, and the head drafts."""
+    plain, fast = (
+        list(decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), max_new_tokens=12))
+        for one in (None, Learned(draft_head.drafts(model), nodes=8))
+    )
+    assert [token for step in plain for token in step.emitted] == [token for step in fast for token in step.emitted]
+    assert any(step.drafted for step in fast)
+
+
+def speculators(kind: str, **fields: Any) -> dict[str, Any]:
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    return {
+        "speculators_model_type": kind,
+        "speculators_config": {"proposal_methods": methods, "verifier": {"name_or_path": "someone/small"}},
+        "transformer_layer_config": LAYER,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("norms", ["joint", "each", "output"])
+def test_eagle3_with_its_norms_and_an_embedding_of_its_own(norms: str, tmp_path: Path) -> None:
+    """norm_before_fc, fc_norm and norm_output, each alone; the embedding is a fine-tuned copy."""
+    model, at = target(), "layers.0"
+    own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
+    tensors = eagle3(at) | {"embed_tokens.weight": own}
+    taps, names = states(model, ("layer.1", "layer.3", "layer.5")), ["norm_before_fc", "fc_norm", "norm_output"]
+    if norms == "joint":
+        tensors["input_norm.weight"] = drawn(48)
+        taps = rms(taps, tensors["input_norm.weight"])
+    elif norms == "each":
+        tensors |= {f"fc_norm.{i}.weight": drawn(16) for i in range(3)}
+        taps = torch.cat([rms(taps[:, 16 * i : 16 * i + 16], tensors[f"fc_norm.{i}.weight"]) for i in range(3)], 1)
+    flag = names[["joint", "each", "output"].index(norms)]
+    draft_head = read_foreign(kept_in(tmp_path, tensors, speculators("eagle3", **{flag: True})), model)
+    chain, tokens, wanted = 2, torch.tensor(TEXT[1:]), []
+    x = taps[: len(TEXT) - 1 - chain] @ tensors["fc.weight"].T
+    for _ in range(chain + 1):
+        entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
+        read = torch.cat([rms(own[tokens[: len(x)]], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
+        out = ran(tensors, at, x, read)[-1:]
+        normed = rms(out, tensors["norm.weight"])
+        wanted.append(normed @ tensors["lm_head.weight"].T)
+        x = torch.cat([x, normed if norms == "output" else out])
+    torch.testing.assert_close(said(draft_head, model, chain), torch.cat(wanted), atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+    again_equal(draft_head, model, tmp_path)
+
+
+def again_equal(draft_head: Any, model: Decoder, folder: Path) -> None:
+    """A head whose weights 16 bits hold is exported and read back unchanged."""
+    with torch.no_grad():
+        for weight in draft_head.state_dict().values():
+            if weight.is_floating_point():
+                weight.copy_(weight.bfloat16())
+    write_speculators(draft_head, folder / "again", "someone/small")
+    again = read_foreign(folder / "again", model)
+    assert type(again) is type(draft_head) and again.config == draft_head.config
+    for name, weight in draft_head.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight, atol=0, rtol=0)
+
+
+def test_peagle(tmp_path: Path) -> None:
+    """P-EAGLE: behind the root, positions of the mask token and a learned state, each attending to those before it."""
+    model, at, count = target(), "layers.0", 3
+    own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
+    tensors = eagle3(at) | {"embed_tokens.weight": own, "mask_hidden": torch.randn(1, 1, 48)}
+    draft_head = read_foreign(kept_in(tmp_path, tensors, speculators("peagle", mask_token_id=2)), model)
+    taps = states(model, ("layer.1", "layer.3", "layer.5"))[: len(TEXT) - 1]
+    read_taps = torch.cat([taps, tensors["mask_hidden"][0].expand(count - 1, -1)])
+    tokens = torch.tensor([*TEXT[1:], *[2] * (count - 1)])
+    x = read_taps @ tensors["fc.weight"].T
+    entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
+    read = torch.cat([rms(own[tokens], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
+    out = ran(tensors, at, x, read)[-count:]
+    wanted = rms(out, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+    torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+    again_equal(draft_head, model, tmp_path)
+
+
+def parallel(draft_head: Any, model: Decoder) -> Tensor:
+    """[K, R] the logits of a head that guesses K positions behind the text in one pass."""
+    runner = HeadRunner(draft_head.drafts(model))
+    runner.set_hidden(model.begin([TEXT], Sampling(), draft_head.needs).hidden)
+    runner.begin([TEXT], Sampling())
+    return runner.future_logits()[0]
+
+
+@pytest.mark.parametrize("own_format", [True, False], ids=["published", "speculators"])
+def test_dflash(own_format: bool, tmp_path: Path) -> None:
+    """Two layers; an anchor and its masks attend to all states before them and to one another."""
+    torch.manual_seed(5)
+    model, ids = target(), torch.tensor(KEPT)
+    tensors = {"fc.weight": drawn(16, 48), "hidden_norm.weight": drawn(16), "norm.weight": drawn(16)}
+    for index in range(2):
+        at = f"layers.{index}"
+        tensors |= layer(at, 16) | {f"{at}.input_layernorm.weight": drawn(16)}
+        tensors |= {f"{at}.self_attn.{one}_norm.weight": drawn(8) for one in "qk"}
+    shape = {**LAYER, "num_hidden_layers": 2, "model_type": "qwen3"}
+    if own_format:
+        config = shape | {"block_size": 4, "auto_map": {"AutoModel": "x.Y"}}
+        config["dflash_config"] = {"mask_token_id": 2, "target_layer_ids": [1, 3, 5]}
+        outputs = model.network.head.weight
+    else:
+        outputs = drawn(9, 16) * 3
+        tensors |= {"lm_head.weight": outputs, "d2t": ids - torch.arange(9)}
+        tensors["t2d"] = torch.zeros(40, dtype=torch.bool).index_fill_(0, ids, True)
+        config = speculators("dflash", block_size=4, mask_token_id=2, aux_hidden_state_layer_ids=[2, 4, 6])
+        config["transformer_layer_config"] = shape
+    draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
+    context = states(model, ("layer.1", "layer.3", "layer.5"))[: len(TEXT) - 1] @ tensors["fc.weight"].T
+    context = rms(context, tensors["hidden_norm.weight"])
+    x = model.network.embedding[torch.tensor([TEXT[-1], 2, 2, 2])]
+    for index in range(2):
+        x = crossed(tensors, f"layers.{index}", context, x)
+    wanted = rms(x[1:], tensors["norm.weight"]) @ outputs.T
+    torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+
+
+def crossed(tensors: dict[str, Tensor], at: str, context: Tensor, x: Tensor) -> Tensor:
+    """A Qwen-3 layer over a block behind a context, whose keys and values are those of the context's states."""
+    y = rms(x, tensors[f"{at}.input_layernorm.weight"])
+    both, count = torch.cat([context, y]), len(context)
+    q, k, v = (
+        part @ tensors[f"{at}.self_attn.{name}_proj.weight"].T for part, name in ((y, "q"), (both, "k"), (both, "v"))
+    )
+    angles = torch.arange(len(both))[:, None] / 5000.0 ** (torch.arange(0, 8, 2) / 8)
+    cos, sin = torch.cat([angles.cos()] * 2, 1), torch.cat([angles.sin()] * 2, 1)
+
+    def turned(part: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        part = rms(part, weight)
+        return part * cos + torch.cat([-part[:, 4:], part[:, :4]], 1) * sin
+
+    k = turned(k, tensors[f"{at}.self_attn.k_norm.weight"], cos, sin)
+    heads = []
+    for part in (q[:, :8], q[:, 8:]):
+        query = turned(part, tensors[f"{at}.self_attn.q_norm.weight"], cos[count:], sin[count:])
+        heads.append(torch.softmax(query @ k.T / 8**0.5, -1) @ v)
+    x = x + torch.cat(heads, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
+    y = rms(x, tensors[f"{at}.post_attention_layernorm.weight"])
+    inner = F.silu(y @ tensors[f"{at}.mlp.gate_proj.weight"].T) * (y @ tensors[f"{at}.mlp.up_proj.weight"].T)
+    return x + inner @ tensors[f"{at}.mlp.down_proj.weight"].T
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["within the target", "speculators"])
+def test_mtp(native: bool, tmp_path: Path) -> None:
+    """One layer, applied again to its own normed states."""
+    torch.manual_seed(6)
+    model, at = target(), "mtp_layers.0"
+    tensors = layer(at, 16) | {f"{at}.{name}_layernorm.weight": drawn(16) for name in ("input", "token", "hidden")}
+    tensors |= {f"{at}.final_layernorm.weight": drawn(16), f"{at}.input_proj.weight": drawn(16, 32)}
+    stored, config = tensors, speculators("mtp")
+    if native:
+        names = {"input_proj": "fc", "final_layernorm": "norm", "token_layernorm": "pre_fc_norm_embedding"}
+        names["hidden_layernorm"] = "pre_fc_norm_hidden"
+        stored, config = {"model.norm.weight": drawn(16)}, LAYER
+        for name, tensor in tensors.items():
+            part = name.removeprefix(f"{at}.").removesuffix(".weight")
+            stored[f"mtp.{names[part]}.weight" if part in names else f"mtp.layers.0.{part}.weight"] = tensor
+    draft_head = read_foreign(kept_in(tmp_path, stored, config), model)
+    chain, tokens, wanted = 2, torch.tensor(TEXT[1:]), []
+    x = states(model, ("last",))[: len(TEXT) - 1 - chain]
+    for _ in range(chain + 1):
+        embedded = rms(model.network.embedding[tokens[: len(x)]], tensors[f"{at}.token_layernorm.weight"])
+        both = torch.cat([embedded, rms(x, tensors[f"{at}.hidden_layernorm.weight"])], 1)
+        fused = both @ tensors[f"{at}.input_proj.weight"].T
+        out = ran(tensors, at, fused, rms(fused, tensors[f"{at}.input_layernorm.weight"]))[-1:]
+        out = rms(out, tensors[f"{at}.final_layernorm.weight"])
+        wanted.append(out @ model.network.head.weight.T)
+        x = torch.cat([x, out])
+    torch.testing.assert_close(said(draft_head, model, chain), torch.cat(wanted), atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+
+
 @pytest.mark.parametrize("ours", [False, True], ids=["published", "speculators"])
 def test_eagle(ours: bool, tmp_path: Path) -> None:
     torch.manual_seed(1)
@@ -261,8 +438,23 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         read_foreign(kept_in(tmp_path, tensors | {"fc.weight": torch.ones(16, 32)}, config), model)
     with pytest.raises(Incompatible, match="embedding"):
         read_foreign(kept_in(tmp_path, tensors | {"embed_tokens.weight": torch.ones(40, 16)}, config), model)
-    with pytest.raises(Incompatible, match="norm_before_fc"):
+    with pytest.raises(Incompatible, match="input_norm"):
         read_foreign(kept_in(tmp_path, tensors, config | {"norm_before_fc": True}), model)
+    for wrong, message in (
+        ({"hidden_size": 24}, "hidden_size of 24, and this target has 16"),
+        ({"vocab_size": 50}, "vocab_size of 50, and this target has 40"),
+        ({"num_hidden_layers": 2}, "2 layers"),
+    ):
+        with pytest.raises(Incompatible, match=message):
+            read_foreign(kept_in(tmp_path, tensors, config | wrong), model)
+    with pytest.raises(Incompatible, match="ids up to 46, and the target has 40"):
+        read_foreign(kept_in(tmp_path, tensors | {"d2t": tensors["d2t"] + 8}, config), model)
+    without = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+    with pytest.raises(Incompatible, match="no d2t"):
+        read_foreign(kept_in(tmp_path, without, config), model)
+    moe = {"speculators_model_type": "mtp", "transformer_layer_config": LAYER | {"model_type": "qwen3_next"}}
+    with pytest.raises(Incompatible, match="one of 'qwen3_next', which can't be read"):
+        read_foreign(kept_in(tmp_path, tensors, moe), model)
     with pytest.raises(Incompatible, match="kind"):
         read_foreign(kept_in(tmp_path, {"a": torch.ones(1)}, {"model_type": "resnet"}), model)
     with pytest.raises(Incompatible, match="normed state"):
