@@ -85,7 +85,7 @@ def test_model_objects_run_and_changes_to_them_are_noticed(folder: Path, lm: Tex
     theirs.model.layers[0].register_forward_hook(lambda *_: None)
     assert isinstance(model.target(), TransformersTarget), "with a hook it may compute something else"
     assert model.generate(PROMPT, **RAW).tokens == after
-    with pytest.raises(InvalidOption, match="give it too, as tokenizer"):
+    with pytest.raises(InvalidOption, match="give it as tokenizer"):
         text.load(theirs)
     with pytest.raises(InvalidOption, match="a int is not a model"):
         text.load(3)
