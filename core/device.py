@@ -7,8 +7,10 @@ and distributions.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -20,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_SIDE = threading.local()
+_SIDES = itertools.count(1)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's constants for mallopt
 
 
@@ -35,7 +39,7 @@ class SideTransfer:
     """Runs work concurrently with the calling thread: in a second thread, and on CUDA on a second stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._number = device, next(_SIDES)
         self._worker = ThreadPoolExecutor(1, "outrider-side")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -54,6 +58,7 @@ class SideTransfer:
                 torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _on_stream(self, work: Callable[..., None], args: Sequence[Any]) -> None:
+        _SIDE.number = 0 if self._stream is None else self._number  # of this worker's thread
         with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             work(*args)
 
@@ -61,10 +66,21 @@ class SideTransfer:
         self._worker.shutdown()
 
 
-@lru_cache(maxsize=4096)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
     """`upload` with a cache, for index tensors that every round needs."""
+    return _constant(values, device, side_number())
+
+
+@lru_cache(maxsize=4096)
+def _constant(values: tuple[int, ...], device: torch.device, side: int) -> Tensor:
     return upload(values, device, torch.long)
+
+
+def side_number() -> int:
+    """The number of the SideTransfer whose work this is, 0 outside of any: part of the key of caches of device tensors,
+    since what one stream is still computing must not be read on another."""
+    number: int = getattr(_SIDE, "number", 0)
+    return number
 
 
 def fetch(*tensors: Tensor) -> list[np.ndarray]:

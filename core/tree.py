@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import side_number, upload
 
 _FEW = 256  # parents up to which ancestors are found faster on the host
 
@@ -30,11 +30,11 @@ class Tree:
     @classmethod
     def of(cls, parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
         """A static shape: one object for the same parents, whose properties are computed once."""
-        return _static(parents, str(device))
+        return _static(parents, str(device), side_number())
 
     @classmethod
     def chain(cls, length: int, device: torch.device | str = "cpu") -> Tree:
-        return _static(tuple(range(-1, length - 1)), str(device))
+        return _static(tuple(range(-1, length - 1)), str(device), side_number())
 
     @property
     def size(self) -> int:
@@ -133,7 +133,7 @@ def _ancestors_on_host(parents: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=512)
-def _static(parents: tuple[int, ...], device: str) -> Tree:
+def _static(parents: tuple[int, ...], device: str, side: int) -> Tree:
     if any(not -1 <= parent < node for node, parent in enumerate(parents)):
         raise ValueError(f"parents {parents} are not in order: each must be -1 or an earlier node")
     depths: list[int] = []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.cost.theory import best_length
+from outrider.core.device import upload
 from outrider.core.distribution import Distribution
 from outrider.core.errors import InvalidOption, unknown
 
@@ -156,12 +157,13 @@ class Best(Fixed):
 
     def start(self) -> Tensor:
         best = (best_length(rate, self.cost, self.verify, self.max_length)[0] for rate in self._rate.tolist())
-        return torch.tensor([max(length, 1) for length in best], device=self._lengths.device)
+        return upload([max(length, 1) for length in best], self._lengths.device)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
+        drafted, accepted = torch.stack([drafted, accepted], 1).cpu().unbind(1)
         tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
-        rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * (accepted / tried).cpu()
-        self._rate = torch.where(drafted.cpu() > 0, rate, self._rate)
+        rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * (accepted / tried)
+        self._rate = torch.where(drafted > 0, rate, self._rate)
 
 
 class AcceptanceHead:
@@ -180,6 +182,8 @@ class AcceptanceHead:
             ) from None
 
     def __call__(self, states: Tensor) -> Tensor:
+        if self._layers[0][0].device != states.device:
+            self._layers = [(weight.to(states.device), bias.to(states.device)) for weight, bias in self._layers]
         x = states.to(self._layers[0][0].dtype)
         for weight, bias in self._layers[:-1]:
             x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))

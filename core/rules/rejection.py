@@ -33,7 +33,10 @@ def rejection(
     its total variation; `children` reorders siblings. Compiled on a CPU, but for relaxed rules on trees."""
     if not draft.size:
         root = torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
-        token = rng.sample(scores.distributions().column(0), root, Purpose.NEXT)
+        distributions = scores.distributions()
+        if acceptance is not None:  # as after a chain, so that a row without a draft draws the same token in a batch
+            distributions = distributions.dense()
+        token = rng.sample(distributions.column(0), root, Purpose.NEXT)
         return undrafted(draft, token, relaxed=acceptance is not None)
     chain, end = draft.tree.is_chain, scores.sampling.end
     reference = (

@@ -136,13 +136,14 @@ class Overlapped:
     def draft_ahead(self, draft: Draft) -> None:
         if not draft.size or self.length < 1:
             return
-        chain = Draft.guess(draft.tokens, draft.tree, torch.ones_like(draft.live))
+        shape = Tree.chain(draft.size, draft.tokens.device)  # its tensors are this stream's own
+        chain = Draft.guess(draft.tokens, shape, torch.ones_like(draft.live))
         at, guess = self._likely(draft, self._score(chain, None).logits())
         rows, (count, size) = draft.rows, (at.shape[1], draft.size)
         rng, device = self._rng, draft.tokens.device
         rng.reserve(count * self.length)
         alive = self._open[:, None].expand(-1, count)
-        tokens, parents, above = draft.tokens, draft.tree.parents.expand(rows, -1), at - 1
+        tokens, parents, above = draft.tokens, shape.parents.expand(rows, -1), at - 1
         drawn, distributions = list[Tensor](), list[Distribution]()
         for level in range(self.length):
             tokens, parents = torch.cat([tokens, guess if not level else drawn[-1]], 1), torch.cat([parents, above], 1)

@@ -52,7 +52,8 @@ class LookaheadEmbeddings(Anchored):
         self._begin(network, vocabulary, fade, embeddings=embeddings, anchors=anchors)
         self.depth, self.anchors = embeddings, anchors
         rows = network.embedding.float()
-        self.embeddings = nn.Parameter(rows.mean(0) + 0.1 * rows.std() * torch.randn(embeddings, rows.shape[1]))
+        mean, spread = rows.mean(0).cpu(), rows.std().cpu()  # heads are made on the host, as their random numbers are
+        self.embeddings = nn.Parameter(mean + 0.1 * spread * torch.randn(embeddings, rows.shape[1]))
         self._network, self._layers = [network], list[Block]()  # in lists, so that they are not submodules
         self._known: tuple[Batch, Context] | None = None
 
