@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from outrider.core.engine.experts import Mixture
 from outrider.core.engine.rotary import SCALINGS
 from outrider.core.engine.types import Variant
 from outrider.core.errors import OutriderError
@@ -42,7 +43,9 @@ class Architecture:
     out_bias: bool | None = None
     qk_norm: bool = False
     tied: bool = False  # the default where a config does not say
-    windows: Literal["none", "all", "alternate", "pattern", "late"] = "none"  # which layers have one, by default
+    windows: Literal["none", "all", "optional", "alternate", "pattern", "late"] = (
+        "none"  # which layers have one, by default
+    )
     activation: Literal["silu", "gelu"] = "silu"
     scaled_embedding: bool = False  # by the root of the hidden size
     norm_offset: bool = False  # norms multiply by 1 + weight
@@ -51,6 +54,8 @@ class Architecture:
     interleaved: bool = False  # neighbouring dimensions are rotated together, instead of halves of a head
     joined_qkv: bool = False  # one tensor for queries, keys and values
     joined_up_gate: bool = False  # one tensor for gate and up, in this order
+    experts: Literal["none", "qwen", "mixtral", "gpt_oss"] = "none"  # how the tensors of experts are named
+    sinks: bool = False
 
 
 _GEMMA_NORMS = Norms(
@@ -87,6 +92,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         joined_up_gate=True,
         norms=Norms(attention_post="post_self_attn_layernorm", mlp_post="post_mlp_layernorm"),
     ),
+    "qwen3_moe": Architecture(windows="optional", qk_norm=True, experts="qwen"),
+    "mixtral": Architecture(windows="all", attention_bias=False, out_bias=False, experts="mixtral"),
+    "gpt_oss": Architecture(windows="alternate", experts="gpt_oss", sinks=True),
 }
 _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",)}
 _PARAMETERS = {
@@ -133,6 +141,33 @@ def variant(described: Mapping[str, Any], row: Architecture) -> Variant:
         attention_softcap=described.get("attn_logit_softcapping"),
         logit_softcap=described.get("final_logit_softcapping"),
         post_norms=row.norms.attention_post is not None,
+        sinks=row.sinks,
+        mixture=None if row.experts == "none" else _mixture(described, row),
+    )
+
+
+def _mixture(described: Mapping[str, Any], row: Architecture) -> Mixture | None:
+    """The experts of the described model; None if all its layers are dense."""
+    experts = described.get("num_local_experts") or described.get("num_experts") or 0
+    chosen = described.get("num_experts_per_tok") or described.get("experts_per_token")
+    if type(experts) is not int or type(chosen) is not int or not 1 <= chosen <= experts:
+        raise ConfigError(
+            f"the config has {experts!r:.40} experts, {chosen!r:.40} of them per token; expected whole numbers in "
+            "num_local_experts or num_experts and, not above it, in num_experts_per_tok"
+        )
+    layers, step = described["num_hidden_layers"], described.get("decoder_sparse_step") or 1
+    dense = described.get("mlp_only_layers") or ()
+    sparse = tuple(experts > 0 and index not in dense and (index + 1) % step == 0 for index in range(layers))
+    if not any(sparse):
+        return None
+    return Mixture(
+        experts=experts,
+        chosen=chosen,
+        intermediate_size=described.get("moe_intermediate_size") or described["intermediate_size"],
+        layers=sparse,
+        normalized=row.experts != "qwen" or bool(described.get("norm_topk_prob", False)),
+        limit=float(described.get("swiglu_limit") or 7.0) if row.experts == "gpt_oss" else None,
+        rate=float(described.get("swiglu_alpha") or 1.702) if row.experts == "gpt_oss" else 1.0,
     )
 
 
@@ -144,6 +179,7 @@ def _windows(described: Mapping[str, Any], row: Architecture) -> tuple[int | Non
         full = {
             "none": [window is None or not described.get("use_sliding_window", True)] * layers,
             "all": [False] * layers,
+            "optional": [not described.get("use_sliding_window")] * layers,
             "alternate": [index % 2 == 1 for index in range(layers)],
             "pattern": [(index + 1) % (described.get("sliding_window_pattern") or 6) == 0 for index in range(layers)],
             "late": [

@@ -23,9 +23,11 @@ from outrider.core.engine.architectures import (
     rope,
     variant,
 )
+from outrider.core.engine.experts import Experts, Mixture
 from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
+from outrider.core.engine.quantization import mxfp4
 from outrider.core.engine.rotary import qkv_order, rotary_order
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
@@ -134,7 +136,7 @@ def _check_values(described: Mapping[str, Any]) -> None:
         )
 
 
-class _Tensors:
+class Tensors:
     """Reads tensors by name and shape, and keeps track of those that were not used."""
 
     def __init__(
@@ -144,21 +146,11 @@ class _Tensors:
         device: torch.device | str,
         convert: Callable[[Linear], Linear],
     ) -> None:
-        self._tensors, self._dtype, self._device, self._convert = tensors, dtype, device, convert
+        self._tensors, self._dtype, self._device, self.convert = tensors, dtype, device, convert
         self._used: set[str] = set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(
-                f"the checkpoint has no tensor '{name}'; it holds {len(self._tensors)} others, so a file may be missing"
-            )
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"the tensor '{name}' has the shape {tuple(tensor.shape)}; the config implies {shape}"
-            )
-        self._used.add(name)
-        return tensor.to(self._device, self._dtype)
+        return self._stored(name, *shape).to(self._dtype)
 
     def linear(
         self, names: list[str], rows: list[int], columns: int, bias: bool, order: Tensor | None = None
@@ -172,7 +164,30 @@ class _Tensors:
         if order is not None:
             order = order.to(weight.device)
             weight, both = weight[order], None if both is None else both[order]
-        return self._convert(Dense(weight, both))
+        return self.convert(Dense(weight, both))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def mxfp4(self, name: str, *shape: int) -> Tensor:
+        """A dequantised tensor that is stored in MXFP4; the last size is that of its blocks."""
+        groups = shape[-1] // 32
+        blocks = self._stored(f"{name}_blocks", *shape[:-1], groups, 16)
+        return mxfp4.dequantize(blocks, self._stored(f"{name}_scales", *shape[:-1], groups), self._dtype)
+
+    def _stored(self, name: str, *shape: int) -> Tensor:
+        """A tensor in the precision that it is stored in."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(
+                f"the checkpoint has no tensor '{name}'; it holds {len(self._tensors)} others, so a file may be missing"
+            )
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"the tensor '{name}' has the shape {tuple(tensor.shape)}; the config implies {shape}"
+            )
+        self._used.add(name)
+        return tensor.to(self._device)
 
     def norm(self, name: str, size: int, offset: bool) -> Tensor:
         """A norm's weight; with `offset` what is stored is its difference from 1, and the sum stays in 32 bits."""
@@ -204,9 +219,9 @@ def assemble(
     """The network of a checkpoint, with one projection for queries, keys and values and one for up and gate. Each
     linear layer is passed through `convert` (such as `fastest`) as soon as it is read, so that at most one is held
     twice, and each layer through `add` (such as LayerOffload.add)."""
-    take, row = _Tensors(tensors, dtype, device, convert), ARCHITECTURES[config.architecture]
+    take, row = Tensors(tensors, dtype, device, convert), ARCHITECTURES[config.architecture]
     embedding = take("model.embed_tokens.weight", config.vocabulary, config.hidden_size)
-    layers = [add(_layer(take, config, row, f"model.layers.{index}")) for index in range(config.layers)]
+    layers = [add(_layer(take, config, row, index)) for index in range(config.layers)]
     if config.tied:
         take.ignore("lm_head.weight")
     head = embedding if config.tied else take("lm_head.weight", config.vocabulary, config.hidden_size)
@@ -216,8 +231,9 @@ def assemble(
     return network
 
 
-def _layer(take: _Tensors, config: Config, row: Architecture, prefix: str) -> Layer:
+def _layer(take: Tensors, config: Config, row: Architecture, index: int) -> Layer:
     """One layer of a checkpoint, in our layout."""
+    prefix = f"model.layers.{index}"
     width, dim, middle = config.hidden_size, config.head_dim, config.intermediate_size
     sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
     attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
@@ -239,14 +255,68 @@ def _layer(take: _Tensors, config: Config, row: Architecture, prefix: str) -> La
         for name in (row.norms.attention, row.norms.attention_post, row.norms.mlp, row.norms.mlp_post)
     )
     assert attention_norm is not None and mlp_norm is not None
+    mixture, experts = config.variant.mixture, None
+    if mixture is not None and mixture.layers[index]:
+        experts = _read_experts(take, mixture, row.experts, width, f"{prefix}.mlp")
+        up_gate: Linear = Dense(attention_norm.new_zeros(0, width))
+        down: Linear = Dense(attention_norm.new_zeros(0, width))
+    else:
+        up_gate = take.linear(mlp, halves, width, config.mlp_bias, swapped)
+        down = take.linear([f"{prefix}.mlp.down_proj"], [width], middle, config.mlp_bias)
     return Layer(
         attention_norm=attention_norm,
         qkv=take.linear(attention, sizes, width, config.attention_bias, order),
         out=take.linear([f"{prefix}.self_attn.o_proj"], [width], config.heads * dim, config.out_bias),
         mlp_norm=mlp_norm,
-        up_gate=take.linear(mlp, halves, width, config.mlp_bias, swapped),
-        down=take.linear([f"{prefix}.mlp.down_proj"], [width], middle, config.mlp_bias),
+        up_gate=up_gate,
+        down=down,
         qk_norm=qk_norm,
         attention_post_norm=attention_post,
         mlp_post_norm=mlp_post,
+        sinks=take(f"{prefix}.self_attn.sinks", config.heads).float() if config.variant.sinks else None,
+        experts=experts,
     )
+
+
+def _read_experts(take: Tensors, mixture: Mixture, naming: str, width: int, prefix: str) -> Experts:
+    """The experts of one layer, from one tensor for each, joined tensors, or MXFP4."""
+    if naming == "gpt_oss":
+        return _read_gpt_oss(take, mixture, width, prefix)
+    count, middle = mixture.experts, mixture.intermediate_size
+    if f"{prefix}.experts.gate_up_proj" in take:
+        router = take.linear([f"{prefix}.gate"], [count], width, False)
+        up_gate = take(f"{prefix}.experts.gate_up_proj", count, 2 * middle, width).roll(middle, 1)
+        down = take(f"{prefix}.experts.down_proj", count, width, middle)
+        return Experts.of(mixture, router, up_gate, down, None, None, take.convert)
+    names = ("up_proj", "gate_proj", "down_proj")
+    if naming == "mixtral":
+        prefix, names = prefix.replace(".mlp", ".block_sparse_moe"), ("w3", "w1", "w2")
+    router = take.linear([f"{prefix}.gate"], [count], width, False)
+    up_gates, downs = list[Linear](), list[Linear]()
+    for expert in range(count):
+        up, gate, down_name = (f"{prefix}.experts.{expert}.{name}" for name in names)
+        up_gates.append(take.linear([up, gate], [middle] * 2, width, False))
+        downs.append(take.linear([down_name], [width], middle, False))
+    if up_gates[0].weight.device.type == "cpu":
+        return Experts(mixture, router, up_gates, downs)
+    joined = [torch.stack([linear.weight for linear in linears]) for linears in (up_gates, downs)]
+    return Experts.of(mixture, router, joined[0], joined[1], None, None, take.convert)
+
+
+def _read_gpt_oss(take: Tensors, mixture: Mixture, width: int, prefix: str) -> Experts:
+    """As published, in MXFP4, or dequantised, as transformers writes them, with inputs and outputs transposed. Rows of
+    gate and up alternate."""
+    count, middle, at = mixture.experts, mixture.intermediate_size, f"{prefix}.experts"
+    order = [*range(1, 2 * middle, 2), *range(0, 2 * middle, 2)]
+
+    def weights(name: str, rows: int, columns: int) -> Tensor:
+        if f"{at}.{name}_blocks" not in take:
+            return take(f"{at}.{name}", count, columns, rows).transpose(1, 2)
+        return take.mxfp4(f"{at}.{name}", count, rows, columns)
+
+    router = take.linear([f"{prefix}.router"], [count], width, True)
+    up_gate = weights("gate_up_proj", 2 * middle, width)[:, order].contiguous()
+    down = weights("down_proj", width, middle).contiguous()
+    up_gate_bias = take(f"{at}.gate_up_proj_bias", count, 2 * middle)[:, order].contiguous()
+    down_bias = take(f"{at}.down_proj_bias", count, width)
+    return Experts.of(mixture, router, up_gate, down, up_gate_bias, down_bias, take.convert)

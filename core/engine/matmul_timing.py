@@ -45,10 +45,15 @@ def time_products(
 
 
 def _linears(network: Network) -> list[tuple[Linear, int]]:
-    """All linear layers of a pass with their input sizes."""
+    """All linear layers of a pass over one token with their input sizes."""
     cfg = network.config
-    sizes = (cfg.hidden_size, cfg.heads * cfg.head_dim, cfg.hidden_size, cfg.intermediate_size)
     linears = list[tuple[Linear, int]]()
     for layer in network.layers:
-        linears += zip((layer.qkv, layer.out, layer.up_gate, layer.down), sizes, strict=True)
+        linears += [(layer.qkv, cfg.hidden_size), (layer.out, cfg.heads * cfg.head_dim)]
+        if layer.experts is None:
+            linears += [(layer.up_gate, cfg.hidden_size), (layer.down, cfg.intermediate_size)]
+        else:
+            mixture = layer.experts.mixture
+            linears += [(linear, cfg.hidden_size) for linear in layer.experts.up_gate[: mixture.chosen]]
+            linears += [(linear, mixture.intermediate_size) for linear in layer.experts.down[: mixture.chosen]]
     return [*linears, (network.head, cfg.hidden_size)]

@@ -68,7 +68,7 @@ class Network:
         post_norms = ((layer.attention_post_norm, layer.mlp_post_norm) for layer in layers)
         self._post_norms = [[None if norm is None else norm.to(wide) * root for norm in pair] for pair in post_norms]
         self._embedding_scale = float(torch.tensor(config.variant.embedding_scale, dtype=self.dtype))
-        self._plain_attention = config.variant.attention_softcap is None
+        self._plain_attention = config.variant.attention_softcap is None and not config.variant.sinks
         self._angles = torch.zeros(0), torch.zeros(0)
         self._local_angles = self._angles  # of layers with an attention window
         self._angles_of: dict[bool, tuple[Tensor, Tensor]] = {}  # LongRoPE: with the short and the long factors
@@ -198,7 +198,9 @@ class Network:
                     local[window] = self._windowed(inputs, layout, window)
                 x += self._post_norm(layer.out(self._attend(layer, qkv, index, local[window])), post_norms[0])
             if layer.use_mlp:
-                x += self._post_norm(self._mlp(layer, self._rms_norm(x, norms[1], buffer)), post_norms[1])
+                x += self._post_norm(
+                    self._mlp(layer, self._rms_norm(x, norms[1], buffer), layout.slots is not None), post_norms[1]
+                )
             if taps and (tap := f"layer.{index}") in taps:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
@@ -210,8 +212,10 @@ class Network:
         x = x.to(self.residual_dtype)
         return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._norm_floor) * weight
 
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        """The MLP's output of normed states [N, D]."""
+    def _mlp(self, layer: Layer, x: Tensor, captured: bool) -> Tensor:
+        """The MLP's output of normed states [N, D]. `captured`: the pass may be, or the host must not wait in it."""
+        if layer.experts is not None:
+            return layer.experts(x, fixed=captured and x.device.type != "cpu")
         up_gate, middle = layer.up_gate(x), self.config.intermediate_size
         if self.config.variant.activation == "gelu":
             return layer.down(F.gelu(up_gate[:, middle:], approximate="tanh").mul_(up_gate[:, :middle]))
@@ -317,12 +321,14 @@ class Network:
         key, value = past[:, :kv], past[:, kv:]
         if count == 1:
             query = split[:, 0, :heads].view(rows, kv, heads // kv, dim)
-            return self._softmax_attention(query, key, value, inputs.mask).reshape(rows, heads * dim)
+            return self._softmax_attention(layer, query, key, value, inputs.mask).reshape(rows, heads * dim)
         query = split[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
-        out = self._softmax_attention(query, key, value, inputs.mask)  # [B, K, Q G, d]
+        out = self._softmax_attention(layer, query, key, value, inputs.mask)  # [B, K, Q G, d]
         return out.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
 
-    def _softmax_attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _softmax_attention(
+        self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Queries [B, K, Q G, d], keys and values [B, K, C, d] -> [B, K, Q G, d]."""
         variant = self.config.variant
         if self._plain_attention:
@@ -333,6 +339,10 @@ class Network:
             scores = cap * torch.tanh(scores / cap)
         if mask is not None:
             scores = scores + mask
+        if layer.sinks is not None:
+            count, kv = scores.shape[2] * self.config.kv_heads // self.config.heads, self.config.kv_heads
+            sinks = layer.sinks.view(1, kv, 1, -1).expand(len(scores), -1, count, -1).reshape(len(scores), kv, -1, 1)
+            return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1].to(value.dtype) @ value
         return scores.softmax(-1).to(value.dtype) @ value
 
 

@@ -27,11 +27,10 @@ from outrider.core.engine.linear import Dense, Linear, Packed
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import SwitchByRows
 from outrider.core.engine.types import Layer
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.kernels import native
 
 _ALIGNED = 64  # bytes
-_PARTS = ("qkv", "out", "up_gate", "down")
 
 
 class LayerOffload:
@@ -77,8 +76,14 @@ class LayerOffload:
         """The layer itself if it stays resident, else stored and returned with its weights in a slot."""
         layer = layer.map_linears(_plain)
         sizes = [part.numel() * part.element_size() for part in _tensors(layer)]
+        size = sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
         if not self._added:
-            self._plan(sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+            self._plan(size)
+        elif size != self.layer_bytes:
+            raise Incompatible(
+                "layers of different sizes, some with a mixture of experts and some without, can't be offloaded; "
+                "load the model without `offload`"
+            )
         index = self._added
         self._added += 1
         if index < self.resident:
@@ -247,8 +252,8 @@ def _plain(linear: Linear) -> Linear:
 
 
 def _tensors(layer: Layer) -> Iterator[Tensor]:
-    for name in _PARTS:
-        yield from (part for part in vars(getattr(layer, name)).values() if isinstance(part, Tensor))
+    for linear in layer.linears:
+        yield from (part for part in vars(linear).values() if isinstance(part, Tensor))
 
 
 def _in_buffer(layer: Layer, buffer: Tensor, *, copy_weights: bool) -> Layer:

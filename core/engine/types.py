@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from outrider.core.engine.experts import Experts, Mixture
 from outrider.core.engine.linear import Linear
 from outrider.core.errors import InvalidOption
 
@@ -27,6 +28,8 @@ class Variant:
     attention_softcap: float | None = None  # scores become cap tanh(score / cap)
     logit_softcap: float | None = None
     post_norms: bool = False  # norms after attention and MLP too
+    sinks: bool = False  # each head has a learned score that takes weight from its keys (arXiv 2309.17453)
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +101,35 @@ class Layer:
     qkv: Linear  # D -> (H + 2 K) d: all queries, then keys, then values
     out: Linear  # H d -> D
     mlp_norm: Tensor  # [D]
-    up_gate: Linear  # D -> 2 M: up, then gate
+    up_gate: Linear  # D -> 2 M: up, then gate; unused and empty, as is `down`, if there are experts
     down: Linear  # M -> D
     use_attention: bool = True  # a view may skip either sublayer
     use_mlp: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
     attention_post_norm: Tensor | None = None  # [D] of the attention's output, before it is added
     mlp_post_norm: Tensor | None = None
+    sinks: Tensor | None = None  # [H] in 32 bits
+    experts: Experts | None = None  # in place of the MLP
 
     def map_linears(self, change: Callable[[Linear], Linear]) -> Layer:
-        """A copy with `change` applied to every linear layer."""
+        """A copy with `change` applied to every linear layer but the routers of experts."""
         qkv, out = change(self.qkv), change(self.out)
+        if self.experts is not None:
+            return replace(self, qkv=qkv, out=out, experts=self.experts.map_linears(change))
         return replace(self, qkv=qkv, out=out, up_gate=change(self.up_gate), down=change(self.down))
 
     @property
+    def linears(self) -> list[Linear]:
+        """The linear layers, in the order in which `map_linears` changes them."""
+        mlp = [self.up_gate, self.down] if self.experts is None else self.experts.linears
+        return [self.qkv, self.out, *mlp]
+
+    @property
     def weight_bytes(self) -> int:
+        """Of the sublayers in use; of experts, those that one token reads."""
         attention, mlp = (self.qkv, self.out) * self.use_attention, (self.up_gate, self.down) * self.use_mlp
-        return sum(linear.weight_bytes for linear in (*attention, *mlp))
+        experts = self.experts.weight_bytes if self.experts is not None and self.use_mlp else 0
+        return sum(linear.weight_bytes for linear in (*attention, *mlp)) + experts
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,15 @@ trees, and token for token under drafting, past attention windows and growth of 
 from __future__ import annotations
 
 import random
+import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.core.assets.store import Checkpoint, read_json
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
@@ -17,10 +20,15 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.engine.checkpoints import load, parse_config
+from outrider.core.engine.network import with_graphs
+from outrider.core.engine.offload import offload_layers
+from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import OutriderError
-from outrider.core.methods import make_rule
+from outrider.core.errors import Incompatible, OutriderError
+from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict
+from outrider.core.testing.conformance import trial_drafter
+from outrider.core.testing.shadow.device import shadow_device
 from outrider.core.tree import Tree
 
 transformers = pytest.importorskip("transformers")
@@ -63,6 +71,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 with a window": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "phi4 with longrope": ("Phi3", {"rope_parameters": LONG, "sliding_window": None}),
     "glm4": ("Glm4", {"sliding_window": None, "attention_bias": True}),
+    "mixtral with a window": ("Mixtral", {"num_local_experts": 5}),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        {"num_experts": 9, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]},
+    ),
+    "qwen3 moe with normed weights": (
+        "Qwen3Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "use_sliding_window": True},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "swiglu_limit": 0.7, "rope_parameters": YARN},
+    ),
 }
 
 
@@ -144,6 +165,99 @@ def test_drafting_changes_no_token(name: str) -> None:
         assert texts(drafter) == plain
 
 
+def greedy(target: Decoder, drafter: Any, count: int = 24) -> list[int]:
+    """The tokens after a prompt, past the window."""
+    prompt, sampling = [[6, 7] * 4], Sampling(temperature=0)
+    steps = decode(target, drafter, make_rule(), prompt, sampling=sampling, max_new_tokens=count)
+    return [token for step in steps for token in step.emitted]
+
+
+def drafters(name: str, *methods: str) -> list[Any]:
+    return [trial_drafter(DRAFTERS[method], {}, lambda: ours(name, noise=0.02)) for method in methods]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_self_drafting_changes_no_token(name: str) -> None:
+    """Skipped layers, quantized weights and a window of the cache; qspec drafts in 4 bits."""
+    plain = greedy(ours(name), None)
+    for drafter in drafters(name, "layer-skip", "qspec", "sparse-cache"):
+        assert greedy(ours(name), drafter) == plain
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_quantized_and_offloaded_weights(name: str) -> None:
+    network = ours(name).network
+    ids, errors = torch.arange(2, 42), {}
+    with torch.no_grad():
+        wanted = theirs(name)(ids[None]).logits[0]
+    for bits in (8, 4):
+        target = Decoder(quantize(network, bits))
+        assert greedy(target, PromptLookup()) == greedy(target, None)
+        target.begin([[2]], Sampling())
+        draft = Draft.guess(ids[None, 1:], Tree.chain(39), torch.ones(1, 39, dtype=torch.bool))
+        errors[bits] = float((target.score(draft).logits()[0] - wanted).square().mean(1).median() / wanted.var())
+    assert errors[8] < 0.03 and errors[8] < errors[4] < 0.7
+    if len({layer.experts is None for layer in network.layers}) > 1:
+        with pytest.raises(Incompatible, match="layers of different sizes"):
+            offload_layers(network, 0.5)
+        return
+    offloaded, layers = offload_layers(network, 0.5)
+    assert layers.offloaded == 4 and greedy(Decoder(offloaded), PromptLookup()) == greedy(ours(name), None)
+    layers.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_passes_give_the_same_tokens(name: str) -> None:
+    """On the shadow device, with graphs, plainly and with a tree; experts in 4 bits as well."""
+    plain = greedy(ours(name), None, 14)
+    with shadow_device() as gpu, warnings.catch_warnings():
+        warnings.simplefilter("error")  # a pass that cannot be captured
+        network = with_graphs(ours(name, device="cuda").network)
+        for drafter in (None, TokenRecycling()):
+            assert greedy(Decoder(network), drafter, 14) == plain
+        assert gpu.counts.replays > 10
+        if network.config.variant.mixture is not None:
+            network = with_graphs(quantize(network, 4))
+            assert greedy(Decoder(network), TokenRecycling(), 14) == greedy(Decoder(network), None, 14)
+
+
+def test_mxfp4_is_read_as_transformers_does(tmp_path: Path) -> None:
+    """gpt-oss as published: experts in MXFP4; and as transformers saves it, dequantised."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    MODELS["gpt-oss in MXFP4"] = ("GptOss", {"num_local_experts": 4, "hidden_size": 64, "intermediate_size": 32})
+    model = theirs("gpt-oss in MXFP4")
+    generator = torch.Generator().manual_seed(2)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, columns, rows = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (count, rows, columns // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 127, (count, rows, columns // 32), generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        model.state_dict()[name].copy_(values)
+    ids = [*range(20)]
+    model.save_pretrained(tmp_path)
+    for given in (tensors, Checkpoint(tmp_path)):
+        decoder = load(model.config.to_dict(), given)
+        decoder.begin([ids], Sampling())
+        logits = decoder.score(Draft.empty(1)).logits()[0, 0]
+        torch.testing.assert_close(logits, expected("gpt-oss in MXFP4", ids)[-1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mixtral with a window", "qwen3 moe", "gpt-oss", "phi3 with a window", "gemma3"])
+def test_saved_folders_are_read(name: str, tmp_path: Path) -> None:
+    """With the names of tensors that published files have: experts one by one."""
+    theirs(name).save_pretrained(tmp_path)
+    tensors = Checkpoint(tmp_path)
+    if "mixtral" in name:
+        assert any("block_sparse_moe.experts.0.w1" in key for key in tensors)
+    decoder = load(read_json(tmp_path / "config.json"), tensors)
+    decoder.begin([[*range(20)]], Sampling())
+    logits = decoder.score(Draft.empty(1)).logits()[0, 0]
+    torch.testing.assert_close(logits, expected(name, [*range(20)])[-1], atol=1e-4, rtol=0)
+
+
 def test_configs_of_early_versions_are_read_alike() -> None:
     """Windows and rotary bases as the hub's files of Gemma 2 and 3 write them."""
     now = parse_config(theirs("gemma3").config.to_dict())
@@ -166,6 +280,7 @@ def test_configs_of_early_versions_are_read_alike() -> None:
         ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "needs short_factor"),
         ({"model_type": "phi3", "rope_parameters": LONG | {"short_factor": [1.0]}}, "has 1 numbers; expected 3"),
         ({"model_type": "glm4", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 8}, "4 experts, 8 of them per token"),
         ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type 'dynamic' is not supp"),
     ],
 )
