@@ -118,8 +118,8 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port of the page. Default: the first free one.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Serve the page without opening a browser.")] = False,
-    device: Device = "cpu",
-    dtype: TextDtype = "bfloat16",
+    device: Device = "auto",
+    dtype: TextDtype = "auto",
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Weights you trained, in subfolders image and speech.")
     ] = None,

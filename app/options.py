@@ -104,11 +104,23 @@ NumDraftTokens = Annotated[
     ),
 ]
 TextDtype = Annotated[
-    str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16, float16, int8 or int4.")
+    str,
+    typer.Option(
+        "--dtype", help="Precision of the weights: float32, bfloat16, float16, int8 or int4; auto: by the device."
+    ),
 ]
 Dtypes = Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated precisions of the weights.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option("--device", help="torch device: cpu, cuda, cuda:1, mps.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16 or float16; auto: by the device.")
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="torch device: cpu, cuda, cuda:1, mps; auto is cuda, else mps, else cpu.",
+        callback=lambda name: device_named(name),
+    ),
+]
 KVCacheDtype = Annotated[
     str | None, typer.Option(help="Precision of the KV cache: int8. Default: that of the activations.")
 ]
@@ -133,6 +145,15 @@ GuidanceScale = Annotated[
     typer.Option(help="Classifier-free guidance; 1 turns it off. Default: 3, or the published model's."),
 ]
 ImageBatch = Annotated[int, typer.Option(min=1, help="Images decoded side by side.")]
+
+
+def device_named(name: str) -> str:
+    """The name of a device; auto is the best of this machine."""
+    if name != "auto":
+        return name
+    from outrider.core.device import best_device
+
+    return best_device()
 
 
 def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_option: list[str] | None) -> dict[str, Any]:

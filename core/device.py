@@ -22,9 +22,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.errors import InvalidOption
+
 _SIDE = threading.local()
 _SIDES = itertools.count(1)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's constants for mallopt
+
+
+AUTO = "auto"
+
+
+def best_device() -> str:
+    """The device of this machine to compute on: cuda, else mps, else cpu."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def usable_device(name: str | torch.device) -> torch.device:
+    """The device of a name, after a small trial on it; "auto" is the best of this machine."""
+    try:
+        device = torch.device(best_device() if name == AUTO else name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidOption(
+            f"the device '{name}' cannot be used here ({str(error).splitlines()[0][:100]}); "
+            "`outrider doctor` lists those that can"
+        ) from None
+    return device
+
+
+def device_name(name: str) -> str:
+    """A device with the name of its hardware, such as "cuda (NVIDIA H100 80GB HBM3)"."""
+    if torch.device(name).type != "cuda":
+        return name
+    return f"{name} ({torch.cuda.get_device_name(name)})"  # pragma: CUDA
+
+
+def usual_dtype(device: torch.device) -> str:
+    """The precision to load weights in on a device: bfloat16, or float16 where that is not computed in hardware."""
+    if device.type == "mps" or (device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)):
+        return "float16"
+    return "bfloat16"
 
 
 def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:

@@ -21,7 +21,7 @@ def batch(
     repeat: Repeat = 3,
     max_new_tokens: MaxNewTokens = 96,
     model: TextModelName = "smollm2-135m",
-    device: Device = "cpu",
+    device: Device = "auto",
     json_file: JsonFile = None,
 ) -> None:
     """Measure tokens per second of a batch and of the same prompts one at a time, and compare the outputs."""

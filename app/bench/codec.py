@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def codec(
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of recordings.")] = 20,
     weights: OwnWeights = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     output: JsonFile = None,
 ) -> None:
     """Measure what the speech codec, and the vocoder alone, do to recordings of a human voice."""

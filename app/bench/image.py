@@ -69,7 +69,7 @@ def image(
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from outrider.app.options import Dtypes, FirstPrompts, JsonFile, MaxNewTokens, TextModelName, TextPrompts
+from outrider.app.options import Device, Dtypes, FirstPrompts, JsonFile, MaxNewTokens, TextModelName, TextPrompts
 
 
 def precision(
@@ -14,6 +14,7 @@ def precision(
     num_prompts: FirstPrompts = None,
     max_new_tokens: MaxNewTokens = 96,
     model: TextModelName = "smollm2-135m",
+    device: Device = "auto",
     json_file: JsonFile = None,
 ) -> None:
     """Measure perplexity, greedy agreement with float32, and the speed of plain decoding, on the text of prompts."""
@@ -31,7 +32,7 @@ def precision(
     names = dict.fromkeys((REFERENCE, *(name.strip() for name in dtypes.split(",") if name.strip())))
     rows: list[Precision] = []
     with Console(stderr=True, highlight=False).status("Loading ...") as status:
-        models = {name: text.load(model, dtype=name) for name in names}
+        models = {name: text.load(model, device=device, dtype=name) for name in names}
         for event in compare(models, items, tokens=max_new_tokens):
             if isinstance(event, str):
                 status.update(f"{event} ...")

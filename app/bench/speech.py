@@ -71,7 +71,7 @@ def speech(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: FirstSeed = 0,
     weights: OwnWeights = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[

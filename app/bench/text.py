@@ -88,7 +88,7 @@ def text(
         str,
         typer.Option(metavar="NAMES", help="First calibrate these drafters (sequoia, draft-verify); saved for later."),
     ] = "",
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: TextDtype = "bfloat16",
     kv_cache_dtype: KVCacheDtype = None,
     compare_engines: Annotated[

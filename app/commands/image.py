@@ -68,8 +68,8 @@ def image(
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "bfloat16",
-    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
 ) -> None:
     """Generate an image from a prompt by speculative decoding."""
     options: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+from outrider.app.options import Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
 
 _WIDTH = 140  # columns of the table; narrower terminals wrap it
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
@@ -49,6 +49,7 @@ def rag(
     model: TextModelName = "smollm2-135m",
     draft_model: DraftModel = None,
     dtype: TextDtype = "bfloat16",
+    device: Device = "auto",
     seed: Seed = 0,
 ) -> None:
     """Answer a question from documents, speculating on retrievals or on whole drafts."""
@@ -57,7 +58,7 @@ def rag(
 
     speculation = Speculation(ahead=speculation_stride, overlap=async_verification) if method == "ralm-spec" else None
     answer_method = AnswerMethod(method=method, speculation=speculation, drafter=drafter)
-    lm, small, store = _ready(model, draft_model, dtype, documents, retriever)
+    lm, small, store = _ready(model, draft_model, device, dtype, documents, retriever)
     answerer = Answerer(
         lm,
         store,
@@ -101,6 +102,7 @@ def bench_rag(
     model: TextModelName = "smollm2-135m",
     draft_model: DraftModel = None,
     dtype: TextDtype = "bfloat16",
+    device: Device = "auto",
     seed: Seed = 0,
     times: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Report seconds and speedups; needs an idle machine.")
@@ -125,7 +127,7 @@ def bench_rag(
     lm = small = None
     measured: list[RagBench] = []
     for name in _names(retrievers, "retriever", RETRIEVERS):
-        lm, small, store = _ready(model, draft_model, dtype, documents, name, lm, small)
+        lm, small, store = _ready(model, draft_model, device, dtype, documents, name, lm, small)
         settings = {
             "max_new_tokens": max_new_tokens,
             "stride": retrieval_stride,
@@ -168,6 +170,7 @@ def _names(given: str, what: str, known: Mapping[str, Any]) -> list[str]:
 def _ready(
     model: str,
     draft_model: str | None,
+    device: str,
     dtype: str,
     documents: str,
     retriever: str,
@@ -186,7 +189,7 @@ def _ready(
         store = make(retriever, read(documents))
         if lm is None:
             status.update(f"Loading {model} ...")
-            lm = text.load(model, dtype=dtype)
+            lm = text.load(model, device=device, dtype=dtype)
         if small is None:
             small = companion(lm, draft_model) if draft_model else lm
     return lm, small, store

@@ -104,7 +104,7 @@ def _measure(model: str, prompts: Path | None, num_prompts: int, tokens: int, re
     facts, models = dict[str, Any](), dict[str, TextModel]()
     for dtype in dict.fromkeys(case[0] for case in CASES):
         with console.status(f"Loading {model} in {dtype} ..."):
-            lm = models[dtype] = text.load(model, dtype=dtype)
+            lm = models[dtype] = text.load(model, device="cpu", dtype=dtype)
         target = lm.target()
         if not isinstance(target, Decoder):
             raise Incompatible(f"simulation needs a model that runs on our own decoder; {model} does not")

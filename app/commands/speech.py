@@ -72,8 +72,8 @@ def speech(
         ),
     ] = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "bfloat16",
-    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
 ) -> None:
     """Read a text aloud by speculative decoding."""
     chosen = drafter or (SPEECH_DRAFTER if model is None else "plain")

@@ -76,8 +76,8 @@ def text(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text to FILE.")
     ] = None,
-    dtype: TextDtype = "bfloat16",
-    device: Device = "cpu",
+    dtype: TextDtype = "auto",
+    device: Device = "auto",
     kv_cache_dtype: KVCacheDtype = None,
 ) -> None:
     """Generate text from a prompt by speculative decoding."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import TextModelName
+from outrider.app.options import TextModelName, device_named
 
 
 def train(
@@ -19,8 +19,13 @@ def train(
     ] = None,
     model: TextModelName = "smollm2-135m",
     device: Annotated[
-        str, typer.Option(help="torch device: cpu, cuda ...; for several GPUs start with `accelerate launch`.")
-    ] = "cpu",
+        str,
+        typer.Option(
+            help="torch device: cpu, cuda ...; auto is cuda, else mps, else cpu. For several GPUs start with "
+            "`accelerate launch`.",
+            callback=device_named,
+        ),
+    ] = "auto",
     minutes: Annotated[
         float, typer.Option(help="Training time in minutes, generating answers included; for images, of each recipe.")
     ] = 30.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from outrider.app.page.runner import error_box
 from outrider.app.page.same_origin import SameOrigin
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
+from outrider.core.device import AUTO, device_name, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 
@@ -37,20 +39,26 @@ TABS = ("text", "image", "speech", "compare", "theory", "traces")
 def backends(device: str = "cpu", dtype: str | None = None, weights: Path | None = None) -> dict[str, Backend]:
     """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`."""
     image, speech = (None if weights is None else weights / name for name in ("image", "speech"))
+    usual = usual_dtype(usable_device(device))
     return {
-        "text": TextBackend(device=device, dtype=dtype or "bfloat16"),
-        "image": ImageBackend(device=device, folder=image),
-        "speech": SpeechBackend(device=device, folder=speech),
+        "text": TextBackend(device=device, dtype=usual if dtype in (None, AUTO) else dtype),
+        "image": ImageBackend(device=device, dtype=usual, folder=image),
+        "speech": SpeechBackend(device=device, dtype=usual, folder=speech),
     }
 
 
-def build(shown: Mapping[str, Backend] | None = None, compared: Mapping[str, Backend] | None = None) -> gr.Blocks:
-    """The page. `shown` are the backends of the modality tabs, `compared` of the Compare tab (by default the same)."""
+def build(
+    shown: Mapping[str, Backend] | None = None,
+    compared: Mapping[str, Backend] | None = None,
+    device: str = "cpu",
+) -> gr.Blocks:
+    """The page, whose models run on `device`. `shown` are the backends of the modality tabs, `compared` of the Compare
+    tab (by default the same)."""
     shown = backends() if shown is None else shown
     queue = RunQueue()
     tabs = {name: ModalityTab(backend, queue) for name, backend in shown.items()}
     with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.HTML(theme.HEAD)
+        gr.HTML(theme.HEAD.replace("{device}", escape(device_name(device))))
         with gr.Tabs(elem_id="tabs") as container:
             for name, tab in tabs.items():
                 with gr.Tab(tab.backend.title, id=name, elem_id=f"tab-{name}"):
@@ -146,13 +154,13 @@ def serve(
     shown = dict(ours)
     if vllm:
         shown["text"] = VllmBackend(vllm)
-    precision = "float32" if device == "cpu" else "bfloat16"
+    precision = "float32" if device == "cpu" else usual_dtype(usable_device(device))
     for name, named in (published or {}).items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
     from starlette.middleware import Middleware
 
-    page = build(shown, ours)
+    page = build(shown, ours, device)
     _, address, _ = page.launch(
         server_name="127.0.0.1",
         server_port=port,

@@ -9,7 +9,8 @@ from typing import Any
 
 TITLE = "Outrider"
 HEAD = """<div class="or-head"><h1>Outrider</h1><p>A fast drafter proposes several tokens; the target model checks
-all of them in one pass. See what was drafted, what was accepted, and why.</p></div>"""
+all of them in one pass. See what was drafted, what was accepted, and why.</p>
+<p class="or-device">Runs on {device}.</p></div>"""
 
 CSS = """
 .gradio-container { width: 100%; max-width: 1480px !important; margin: 0 auto !important; --or-veil: #d9dee5; }

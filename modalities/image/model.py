@@ -16,6 +16,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
@@ -200,8 +201,8 @@ class ImageModel:
 def load(
     name: str = recipes.MODEL,
     *,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     folder: Path | None = None,
 ) -> ImageModel:
     """Load the text-to-image model "emoji". `folder` holds weights of your own training, in place of those that ship.
@@ -212,7 +213,8 @@ def load(
     """
     if name != recipes.MODEL:
         raise unknown("image model", name, (recipes.MODEL,))
-    dtype = dtype_name(dtype, _DTYPES)
+    device = usable_device(device)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, _DTYPES)
     precision = _DTYPES[dtype]
     if folder is None:
         codec, model = recipes.tokenizer(), recipes.tokens()

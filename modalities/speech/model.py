@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import Input
 from outrider.core.methods.listing import Listing
@@ -197,8 +198,8 @@ class SpeechModel:
 def load(
     name: str = recipes.MODEL,
     *,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     folder: Path | None = None,
 ) -> SpeechModel:
     """Load the voice "heart". `folder` holds weights of your own training, in place of those that ship.
@@ -208,7 +209,8 @@ def load(
     """
     if name != recipes.MODEL:
         raise unknown("voice", name, (recipes.MODEL,))
-    dtype = dtype_name(dtype, _DTYPES)
+    device = usable_device(device)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, _DTYPES)
     return SpeechModel(
         recipes.voice(folder=folder),
         recipes.codec(folder),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from outrider.core.assets import store
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.long_context import make_decoder
@@ -38,8 +39,8 @@ class LoadError(OutriderError):
 def load(
     source: str | Path | Any,
     *,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     draft_model: Any = None,
     revision: str | None = None,
     tokenizer: Any = None,
@@ -50,6 +51,9 @@ def load(
 
     `source` is "smollm2-135m" or another asset, a hub id (`revision` is a commit), a folder with config.json and
     safetensors, a GGUF file, or a model object of transformers, which needs `tokenizer` too.
+
+    `device` is by default the best of this machine: cuda, else mps, else cpu; `dtype` then bfloat16, or float16 on
+    devices that do not compute in bfloat16.
 
     `draft_model` is another such source, or a TextModel. It is used by every drafter that takes a draft model; the
     default drafter is then "draft-model".
@@ -64,7 +68,8 @@ def load(
     >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_pass
     1.0
     """
-    dtype = dtype_name(dtype, DTYPES)
+    place = usable_device(device)
+    dtype = usual_dtype(place) if dtype == AUTO else dtype_name(dtype, DTYPES)
     if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
         raise unknown("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     if not isinstance(source, str | Path):
@@ -79,7 +84,6 @@ def load(
     folder, name = find(source, dtype=stored, revision=revision)
     described = store.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
-    place = _device(device)
     make, context = _target(folder, described, dtype, stored, place, offload, kv_cache_dtype)
     if tokens.size > make().vocabulary:
         raise LoadError(
@@ -114,18 +118,6 @@ def companion(model: TextModel, source: str) -> TextModel:
     if not name or dtype not in DTYPES:
         name, dtype = source, model.dtype
     return load(name, device=model.device, dtype=dtype)
-
-
-def _device(name: str | torch.device) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidOption(
-            f"the device '{name}' cannot be used here ({str(error).splitlines()[0][:100]}); "
-            "`outrider doctor` lists those that can"
-        ) from None
-    return device
 
 
 def _target(

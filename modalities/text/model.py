@@ -69,7 +69,7 @@ class TextModel:
         self.bridges: dict[TextModel, Bridge] = {}  # to those with another tokenizer
 
     def __repr__(self) -> str:
-        return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"
+        return f"<outrider.text model {self.name}, {self.dtype} on {self.device}, context {self.context:,}>"
 
     @property
     def drafters(self) -> Listing:

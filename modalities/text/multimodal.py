@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.core.assets import store
 from outrider.core.assets.hub_models import DTYPES, folder_of
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import DRAFTERS, Input
@@ -149,12 +150,13 @@ def load(
     source: str | Path,
     *,
     draft_model: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     revision: str | None = None,
 ) -> MultimodalModel:
     """Load a vision-language model by hub id or folder; `draft_model` names a smaller model of its family."""
-    dtype = dtype_name(dtype, DTYPES)
+    device = usable_device(device)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, DTYPES)
     folder = folder_of(source, revision)
     model = store.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
     small = None if draft_model is None else load(draft_model, device=device, dtype=dtype)

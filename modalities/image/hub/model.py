@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets.hub_models import DTYPES, Family, HubClass
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
@@ -225,14 +226,15 @@ def load(
     source: str | Path,
     *,
     draft_model: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     revision: str | None = None,
     **options: Any,
 ) -> PublishedModel:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model that shares its
     tokenizer; further options are those of the class, such as Emu3's ratio."""
-    dtype = dtype_name(dtype, DTYPES)
+    device = usable_device(device)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, DTYPES)
     open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
     small = None if draft_model is None else lambda: open_(draft_model)
     return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)

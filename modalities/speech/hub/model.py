@@ -17,6 +17,7 @@ import torch
 from outrider.core.assets.hub_models import DTYPES, Family, HubClass
 from outrider.core.async_stream import pieces
 from outrider.core.decode import Stop, decode
+from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
@@ -279,14 +280,15 @@ def load(
     source: str | Path,
     *,
     draft_model: str | Path | None = None,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16",
+    device: str | torch.device = AUTO,
+    dtype: str | torch.dtype = AUTO,
     revision: str | None = None,
     **options: Any,
 ) -> PublishedSpeech:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family; further
     options are those of the class, such as MusicGen's guidance."""
-    dtype = dtype_name(dtype, DTYPES)
+    device = usable_device(device)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, DTYPES)
     if draft_model is not None:
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)

@@ -44,7 +44,7 @@ def export(model: str, drafter: str, folder: Path, *, weights: Path | None = Non
     path = recipes.find(find(model)[1], drafter) if weights is None else weights
     if path is None:
         raise recipes.missing(model, drafter)
-    lm = load(model)
+    lm = load(model, device="cpu", dtype="bfloat16")
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"drafters are trained for targets on our own decoder, and {model} does not run on it")
