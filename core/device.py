@@ -159,6 +159,19 @@ def resident_memory() -> int:
         return lifetime_peak()
 
 
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that can be allocated on a device now; None where that is not known."""
+    if device.type == "cuda":  # pragma: CUDA
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    try:
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(facts["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def keep_memory() -> None:
     """Make glibc keep freed memory for reuse. Otherwise each large CPU tensor is mapped anew and its pages are cleared,
     which takes longer than the arithmetic. No effect with other C libraries."""

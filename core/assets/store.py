@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from outrider.core.paths import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from tqdm import tqdm
 
 __all__ = [
     "ASSETS",
@@ -45,6 +47,7 @@ __all__ = [
 
 _NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin"})
 _MAX_TENSORS = 10_000
+_PATIENCE = 1.0  # seconds of loading without a progress bar
 HUB_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -268,6 +271,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
+        self._bar: tqdm[None] | None = None
         self._file_of = {}  # tensor name -> open file
         for path in _files(folder):
             try:
@@ -281,7 +285,34 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        if self._bar is not None:
+            self._bar.update(tensor.numel())
         return tensor
+
+    @property
+    def numel(self) -> int:
+        """The number of weights, read from the files' headers."""
+        shapes = (file.get_slice(name).get_shape() for name, file in self._file_of.items())  # type: ignore[no-untyped-call]
+        return sum(prod(shape) for shape in shapes)
+
+    @contextmanager
+    def progress(self, name: str) -> Iterator[None]:
+        """Show a progress bar on stderr while tensors are read, if that takes long and stderr is a terminal."""
+        from tqdm import tqdm
+
+        with tqdm(
+            total=self.numel,
+            unit=" weights",
+            unit_scale=True,
+            desc=f"Loading {name}",
+            disable=None,
+            delay=_PATIENCE,
+            leave=False,
+        ) as self._bar:
+            try:
+                yield
+            finally:
+                self._bar = None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)
@@ -335,6 +366,7 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str 
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            device_map=None if torch.device(device).type == "cpu" else {"": device},  # read to the device at once
         )
     except Exception as error:  # transformers raises many kinds of errors
         raise AssetError(f"transformers can't load {folder}: {' '.join(str(error).split())[:300]}") from None

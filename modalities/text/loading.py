@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from outrider.core.assets import store
-from outrider.core.device import AUTO, usable_device, usual_dtype
+from outrider.core.device import AUTO, free_memory, usable_device, usual_dtype
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.long_context import make_decoder
-from outrider.core.engine.network import with_graphs
+from outrider.core.engine.network import Network, with_graphs
 from outrider.core.engine.offload import LayerOffload, offload_layers
 from outrider.core.engine.quantization.quantize import quantize
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.protocol import Target
 from outrider.core.validation import dtype_name
@@ -30,6 +31,7 @@ from outrider.text.tokenizer import Tokens
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 KV_CACHE_DTYPES = ("int8",)
+_SMALLER = "load a smaller model, give offload=0.5 to keep half of the layers elsewhere, or take another device"
 
 
 class LoadError(OutriderError):
@@ -138,6 +140,37 @@ def _target(
             raise LoadError(f"{option} needs our own decoder, but {error}") from None
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
+    if offload is None:
+        _check_memory(folder.name, tensors.numel * precision.itemsize, device)
+    try:
+        with tensors.progress(folder.name):
+            network = _network(config, tensors, dtype, precision, device, offload)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"{folder.name} does not fit on {device}: {str(error).splitlines()[0][:120]}; {_SMALLER}"
+        ) from None
+    return partial(make_decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
+
+
+def _check_memory(name: str, needed: int, device: torch.device) -> None:
+    """Refuse weights that are larger than the free memory of a device."""
+    free = free_memory(device)
+    if free is not None and needed > free:
+        raise LoadError(
+            f"{name} needs {needed / 1e9:.1f} GB for its weights and {device} has {free / 1e9:.1f} GB free; {_SMALLER}"
+        )
+
+
+def _network(
+    config: Config,
+    tensors: store.Checkpoint,
+    dtype: str,
+    precision: torch.dtype,
+    device: torch.device,
+    offload: float | None,
+) -> Network:
+    """The network of a checkpoint. Tensors are read from the files to the device one by one."""
+    stored = dtype_name(precision, DTYPES)
     if dtype == stored and offload is not None:
         offloaded = LayerOffload(config.layers, offload, device=device)
         network = checkpoints.assemble(
@@ -151,7 +184,7 @@ def _target(
         network = quantize(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = offload_layers(network, offload)
-    return partial(make_decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
+    return network
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider import text
+from outrider.core.assets import store
 from outrider.core.assets.store import AssetError
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.checkpoints import CheckpointError
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
-from outrider.text import TextModel
+from outrider.text import TextModel, loading
 from outrider.text.loading import LoadError
 
 RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 16, "drafter": "prompt-lookup"}
@@ -192,3 +194,30 @@ def test_a_cache_of_8_bits(folder: Path, dtype: str) -> None:
     assert lm.target().slot_bytes < exact.target().slot_bytes  # type: ignore[attr-defined]
     with pytest.raises(OutriderError, match="int8"):
         text.load(folder, kv_cache_dtype="int3")
+
+
+def test_too_little_memory_is_said_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "free_memory", lambda device: 1000)
+    with pytest.raises(LoadError, match=r"needs 0\.0 GB .* cpu has 0\.0 GB free; load a smaller model, give offload"):
+        text.load(folder)
+    assert text.load(folder, offload=0.5).generate("the cat", max_new_tokens=2).tokens
+
+
+def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
+    spoilt = shutil.copytree(folder, tmp_path / "m")
+    (spoilt / "model.safetensors").rename(spoilt / "model-00001-of-00002.safetensors")
+    files = {"model.norm.weight": "model-00001-of-00002.safetensors", "x": "model-00002-of-00002.safetensors"}
+    (spoilt / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(AssetError, match=r"names files that are not beside it: model-00002-of-00002.safetensors"):
+        text.load(spoilt)
+
+
+def test_a_long_load_shows_a_progress_bar_on_a_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "_PATIENCE", 0)
+    text.load(folder)
+    assert "Loading tiny" not in capfd.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    text.load(folder)
+    assert "Loading tiny" in capfd.readouterr().err
