@@ -6,7 +6,8 @@ rows, so a head is a few small matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,7 +96,8 @@ class HydraHeads(DraftHead):
     tokens drafted after it, so that guesses depend on one another. With `prefix`, as in Hydra++, states first go
     through a transformer layer over the committed tokens, started as a copy of the target's last. Ours shares the
     target's output rows and norms its inputs. A head is a matrix, or with `hidden` an MLP of that width, then `layers`
-    steps like Medusa's."""
+    steps like Medusa's. Published heads add a second matrix of the inputs (`joint`), read embeddings and the prefix
+    layer's state as theirs (`plain_inputs`), and have output rows of their `own`."""
 
     parallel, draft_kind, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
@@ -108,26 +110,38 @@ class HydraHeads(DraftHead):
         layers: int = 2,
         prefix: bool = True,
         hidden: int = 0,
+        joint: bool = False,
+        plain_inputs: bool = False,
+        own: bool = False,
+        form: Mapping[str, Any] | None = None,
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
         super().__init__()
-        _counted(heads=heads, layers=layers + hidden)
+        _counted(heads=heads, layers=layers + hidden + joint)
         network = target.network
         self.words = SharedEmbedding(network, vocabulary)
-        self.form, self.depth, self.fade = network.config, heads, fade
+        self.form, self.depth, self.fade = replace(network.config, **(form or {})), heads, fade
         self.config = {
             "heads": heads,
             "layers": layers,
             "prefix": prefix,
             "hidden": hidden,
+            "joint": joint,
+            "plain_inputs": plain_inputs,
+            "own": own,
+            "form": dict(form or {}),
             "vocabulary": kept(self.words),
             "fade": fade,
         }
         width, eps = network.config.hidden_size, network.config.norm_eps
         self.cached_layers = int(prefix)
-        self.prefix = Block(network.config) if prefix else None
-        self.embedded = Norm(width, eps)
+        self.prefix = Block(self.form) if prefix else None
+        self.embedded: Any = nn.Identity() if plain_inputs else Norm(width, eps)
+        self.prefix_norm: Any = Norm(width, self.form.norm_eps) if prefix and plain_inputs else nn.Identity()
+        self.sums: Any = nn.ModuleList(Matrix((k + 2) * width, width, bias=True) for k in range(heads if joint else 0))
+        self.rows: Any = nn.ModuleList(Matrix(width, self.words.count, bias=True) for _ in range(heads if own else 0))
+        self._tail = self.words.count if own else width  # of a state: the last head's output, or its logits
         self.inputs = nn.ModuleList(Matrix((k + 2) * width, hidden or width, bias=True) for k in range(heads))
         self.outputs: Any = nn.ModuleList(Matrix(hidden, width, zero=True) for _ in range(heads if hidden else 0))
         self.layers = nn.ModuleList(_steps(width, layers) for _ in range(heads))
@@ -136,50 +150,60 @@ class HydraHeads(DraftHead):
                 weight.mul_(0.1)  # start with the target's state dominating
         if self.prefix is not None:
             self.prefix.copy(network.layers[-1])
-        self.angles = Angles(network.config)
+        self.angles = Angles(self.form)
 
     def head(self, k: int, read: Tensor) -> Tensor:
         """The state [..., D] and k + 1 normed embeddings, concatenated -> the output of head k [..., D]."""
         hidden = self.inputs[k](read)
+        if self.sums:
+            return residual(self.layers[k], self.sums[k](read) + F.silu(hidden))
         x = read[..., : self.words.hidden_size] + (self.outputs[k](F.silu(hidden)) if self.outputs else hidden)
         return residual(self.layers[k], x)
 
+    def _scored(self, k: int, output: Tensor) -> Tensor:
+        """The logits of head k's output."""
+        return self.rows[k](output) if self.rows else self.words.logits(output)
+
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        states = before(batch.taps["last"].to(self.embedded.weight.dtype))
+        states = before(batch.taps["last"].to(next(self.inputs.parameters()).dtype))
         if self.prefix is not None:
-            states = self.prefix(states, causal(self.angles, batch, states))
+            states = self.prefix_norm(self.prefix(states, causal(self.angles, batch, states)))
         embedded = self.embedded(self.words.embed(batch.tokens))
         for k in range(self.depth):
             loss_mask = batch.loss_mask(k + 1)
             row, place = loss_mask.nonzero(as_tuple=True)
             read = [states[row, place], *(embedded[row, place + j] for j in range(k + 1))]
             output = self.head(k, torch.cat(read, -1))
-            yield Guess(self.words.logits(output), k + 1, self.fade**k, self.words.vocabulary)
+            yield Guess(self._scored(k, output), k + 1, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        states = features if self.prefix is None else self.prefix(features, attn_mask)
+        states = features if self.prefix is None else self.prefix_norm(self.prefix(features, attn_mask))
         empty = states.new_zeros(*states.shape[:2], self.depth * self.words.hidden_size)
         return self._with_head(torch.cat([states, empty], -1), tokens, 0)
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        return self._with_head(states[..., : -self.words.hidden_size], tokens, level + 1)
+        return self._with_head(states[..., : -self._tail], tokens, level + 1)
 
     def _with_head(self, read: Tensor, tokens: Tensor, k: int) -> Tensor:
         """Write the tokens' embeddings into slot k + 1 of the heads' inputs, and append the output of head k."""
         width = self.words.hidden_size
         if k >= self.depth:  # there is no head for later tokens
-            return torch.cat([read, read[..., :width]], -1)
+            tail = read.new_zeros(*read.shape[:-1], self._tail) if self.rows else read[..., :width]
+            return torch.cat([read, tail], -1)
         parts = [read[..., : (k + 1) * width], self.embedded(self.words.embed(tokens)), read[..., (k + 2) * width :]]
         read = torch.cat(parts, -1)
-        return torch.cat([read, self.head(k, read[..., : (k + 2) * width])], -1)
+        output = self.head(k, read[..., : (k + 2) * width])
+        return torch.cat([read, self.rows[k](output) if self.rows else output], -1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states[..., -self.words.hidden_size :])
+        tail = states[..., -self._tail :]
+        return tail if self.rows else self.words.logits(tail)
 
     @property
     def pass_bytes(self) -> int:
         """Bytes of the output rows, and of a mean share of the heads and the prefix layer per pass."""
-        return self.words.weight_bytes + (weight_bytes(self) - self.words.weight_bytes) // self.depth
+        shared = 0 if self.rows else self.words.weight_bytes
+        return shared + (weight_bytes(self) - self.words.weight_bytes) // self.depth
 
     def drafts(self, target: Any) -> Any:
         return ready(self, target)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
     vocabulary_of,
 )
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
-from outrider.core.drafters.trained.heads import MedusaHeads
+from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
@@ -110,6 +111,57 @@ def _medusa(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
         weights[f"outputs.{k}.weight"] = take(f"{k}.{layers}.weight")
     take.done()
     return MedusaHeads(target, heads=count, layers=layers, own=True), weights
+
+
+def _hydra(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
+    """Hydra's heads, and Hydra++'s behind a layer over the committed states (`prefix-mlp`), whose published parameters
+    stand behind dropout layers."""
+    kind = described.get("hydra_head_arch", "mlp")
+    if kind not in ("mlp", "prefix-mlp") or not described.get("grounded_heads"):
+        raise Incompatible(
+            f"the Hydra heads are of the kind '{kind}'{'' if described.get('grounded_heads') else ', not grounded'}; "
+            "grounded ones of the kinds mlp and prefix-mlp can be read"
+        )
+    if described.get("hidden_state_offset"):
+        raise Incompatible("the Hydra heads read a state below the last (hidden_state_offset), which these do not")
+    prefix = kind == "prefix-mlp"
+    take = Take({name: tensor for name, tensor in tensors.items() if not name.endswith("embed_tokens.weight")})
+    places = [name.split(".") for name in take.tensors]
+    count = 1 + max((int(place[1]) for place in places if place[0] == "hydra_lm_head"), default=-1)
+    steps = sorted({int(place[2]) for place in places if place[0] == "hydra_mlp" and place[3] == "linear"})
+    if not count or not steps:
+        raise Incompatible("the file contains no Hydra heads, whose tensors are named such as 'hydra_lm_head.0.weight'")
+    output = ".1" if "hydra_lm_head.0.1.weight" in take.tensors else ""
+    form = {"qk_norm": False} if prefix else None  # a layer of the target's shape
+    draft_head = HydraHeads(
+        target,
+        heads=count,
+        layers=len(steps) - 1,
+        prefix=prefix,
+        joint=True,
+        plain_inputs=True,
+        own=True,
+        form=form,
+    )
+    weights: dict[str, Tensor] = {}
+    for k in range(count):
+        for part in ("weight", "bias"):
+            first, row = f"hydra_mlp.{k}.{steps[0]}", f"hydra_lm_head.{k}{output}.{part}"
+            weights[f"inputs.{k}.{part}"] = take(f"{first}.linear.{part}")
+            weights[f"sums.{k}.{part}"] = take(f"{first}.res_connection.{part}")
+            for j, step in enumerate(steps[1:]):
+                weights[f"layers.{k}.{j}.{part}"] = take(f"hydra_mlp.{k}.{step}.linear.{part}")
+            biased = part == "weight" or row in take.tensors
+            weights[f"rows.{k}.{part}"] = take(row) if biased else torch.zeros(target.vocabulary)
+    if prefix:
+        at = "prefix_embeding_layer.layers.0"
+        layer = layer_of(take, at, asdict(draft_head.form)) | {
+            "block.attention_norm.weight": take(f"{at}.input_layernorm.weight")
+        }
+        weights |= {name.replace("block.", "prefix.", 1): tensor for name, tensor in layer.items()}
+        weights["prefix_norm.weight"] = take("prefix_embeding_layer.norm.weight")
+    take.done()
+    return draft_head, weights
 
 
 def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -307,6 +359,7 @@ def _mtp(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: An
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], Made]] = {
     "medusa": _medusa,
+    "hydra": _hydra,
     "eagle": _eagle,
     "eagle3": _eagle3,
     "peagle": _peagle,

@@ -363,6 +363,53 @@ def test_mtp(native: bool, tmp_path: Path) -> None:
     drafts_right(draft_head, model)
 
 
+@pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
+def test_hydra(prefix: bool, tmp_path: Path) -> None:
+    """Each head reads the state and the embeddings of the tokens after it; Hydra++'s state has passed a layer."""
+    torch.manual_seed(7)
+    shape = replace(SHAPE, heads=2, kv_heads=1, head_dim=8, intermediate_size=20, rope_theta=5000.0, norm_eps=1e-5)
+    model, tensors, count = Decoder.random(shape, seed=2, gain=1.5), dict[str, Tensor](), 3
+    first, second, output = ("1", "3", ".1") if prefix else ("0", "1", "")
+    for k in range(count):
+        at, wide = f"hydra_mlp.{k}", 16 * (k + 2)
+        tensors |= {f"{at}.{first}.linear.weight": drawn(16, wide), f"{at}.{first}.linear.bias": torch.randn(16) * 0.1}
+        tensors |= {f"{at}.{first}.res_connection.weight": drawn(16, wide)}
+        tensors |= {f"{at}.{first}.res_connection.bias": torch.randn(16) * 0.1}
+        tensors |= {f"{at}.{second}.linear.weight": drawn(16, 16), f"{at}.{second}.linear.bias": torch.randn(16) * 0.1}
+        tensors |= {f"hydra_lm_head.{k}{output}.weight": drawn(40, 16) * 3}
+        tensors |= {f"hydra_lm_head.{k}{output}.bias": torch.randn(40) * 0.1}
+    config = {"hydra_num_heads": count, "hydra_num_layers": 2, "grounded_heads": True, "hydra_head_arch": "mlp"}
+    chain, x = 2, states(model, ("last",))[: len(TEXT) - 3]
+    if prefix:
+        at = "prefix_embeding_layer.layers.0"
+        tensors |= layer(at, 16) | {f"{at}.input_layernorm.weight": drawn(16)}
+        tensors |= {"prefix_embeding_layer.norm.weight": drawn(16)}
+        tensors |= {"prefix_embeding_layer.embed_tokens.weight": torch.randn(40, 16)}
+        config["hydra_head_arch"] = "prefix-mlp"
+        x = ran(tensors, at, x, rms(x, tensors[f"{at}.input_layernorm.weight"]))
+        x = rms(x, tensors["prefix_embeding_layer.norm.weight"])
+    draft_head = read_foreign(medusa_in(tmp_path / "h", tensors, config, "hydra_lm_head.pt"), model)
+    wanted, embedded = [], model.network.embedding[torch.tensor(TEXT[len(TEXT) - chain - 1 :])]
+    for k in range(chain + 1):
+        both = torch.cat([x[-1], *embedded[: k + 1]])
+        at = f"hydra_mlp.{k}"
+
+        def linear(name: str, y: Tensor) -> Tensor:
+            return tensors[f"{name}.weight"] @ y + tensors[f"{name}.bias"]
+
+        y = linear(f"{at}.{first}.res_connection", both) + F.silu(linear(f"{at}.{first}.linear", both))
+        y = y + F.silu(linear(f"{at}.{second}.linear", y))
+        wanted.append(linear(f"hydra_lm_head.{k}{output}", y))
+    torch.testing.assert_close(said(draft_head, model, chain), torch.stack(wanted), atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+    for wrong, message in (
+        ({"grounded_heads": False}, "not grounded"),
+        ({"hydra_head_arch": "eagle-attn"}, "'eagle-attn'"),
+    ):
+        with pytest.raises(Incompatible, match=message):
+            read_foreign(medusa_in(tmp_path / message.strip("'"), tensors, config | wrong, "hydra_lm_head.pt"), model)
+
+
 @pytest.mark.parametrize("ours", [False, True], ids=["published", "speculators"])
 def test_eagle(ours: bool, tmp_path: Path) -> None:
     torch.manual_seed(1)
