@@ -28,11 +28,12 @@ from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization import mxfp4
+from outrider.core.engine.quantization.published import check_method, readable
 from outrider.core.engine.rotary import qkv_order, rotary_order
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
 
-__all__ = ["CheckpointError", "ConfigError", "assemble", "load", "parse_config"]
+__all__ = ["CheckpointError", "ConfigError", "assemble", "check_method", "load", "parse_config", "readable"]
 
 _COUNTS = (
     "vocab_size",
@@ -66,6 +67,7 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder from the contents of a config.json and a checkpoint."""
+    tensors = readable(config, tensors)
     return make_decoder(assemble(parse_config(config), tensors, dtype=dtype, device=device, convert=fastest))
 
 
@@ -75,6 +77,7 @@ def parse_config(described: Mapping[str, Any]) -> Config:
         if isinstance(value := described.get(name), int) and not 0 <= value <= _MAX_COUNT:
             raise ConfigError(f"the config's {name} is {value:,}; expected from 1 to {_MAX_COUNT:,}")
     row = architecture(described)
+    check_method(described)
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     missing = [name for name in needed if described.get(name) is None]
     if missing:

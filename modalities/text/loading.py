@@ -6,6 +6,7 @@ transformers. Files are opened by outrider.core.assets.store.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -140,11 +141,15 @@ def _target(
             raise LoadError(f"{option} needs our own decoder, but {error}") from None
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
+    if (method := checkpoints.check_method(described)) is not None:
+        again = "" if dtype == stored else f" and quantized to {dtype}"
+        message = f"{folder.name}: weights that are stored in {method} are dequantised to {stored}{again}"
+        warnings.warn(message, stacklevel=3)
     if offload is None:
         _check_memory(folder.name, tensors.numel * precision.itemsize, device)
     try:
         with tensors.progress(folder.name):
-            network = _network(config, tensors, dtype, precision, device, offload)
+            network = _network(config, checkpoints.readable(described, tensors), dtype, precision, device, offload)
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"{folder.name} does not fit on {device}: {str(error).splitlines()[0][:120]}; {_SMALLER}"
@@ -163,7 +168,7 @@ def _check_memory(name: str, needed: int, device: torch.device) -> None:
 
 def _network(
     config: Config,
-    tensors: store.Checkpoint,
+    tensors: Mapping[str, torch.Tensor],
     dtype: str,
     precision: torch.dtype,
     device: torch.device,

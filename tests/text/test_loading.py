@@ -37,6 +37,35 @@ def test_every_precision_generates(dtype: str, folder: Path) -> None:
     assert model.folder == folder
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_quantized_checkpoints_say_how_they_are_read(dtype: str, folder: Path, tmp_path: Path) -> None:
+    """FP8 in blocks, as Qwen3 is published, against the same values in 32 bits."""
+    shutil.copytree(folder, tmp_path / "fp8")
+    shutil.copytree(folder, tmp_path / "plain")
+    described = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(described | {"quantization_config": method}))
+    plain = load_file(folder / "model.safetensors")
+    stored = dict(plain)
+    for name in [name for name in plain if "_proj." in name]:
+        scale = (plain[name].abs().max() / 448).float().view(1, 1)
+        stored[name] = (plain[name].float() / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"], plain[name] = scale, stored[name].float() * scale
+    save_file(stored, tmp_path / "fp8" / "model.safetensors", {"format": "pt"})
+    save_file(plain, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning, match="fp8: weights that are stored in FP8 are dequantised to"):
+        model = text.load(tmp_path / "fp8", dtype=dtype)
+    assert (
+        model.generate(PROMPT, **RAW).tokens
+        == text.load(tmp_path / "plain", dtype=dtype).generate(PROMPT, **RAW).tokens
+    )
+    (tmp_path / "fp8" / "config.json").write_text(
+        json.dumps(described | {"quantization_config": {"quant_method": "x"}})
+    )
+    with pytest.raises(LoadError, match="int4 needs our own decoder, but the weights are quantized by 'x'"):
+        text.load(tmp_path / "fp8", dtype="int4")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_unsupported_architecture_runs_through_transformers(
     tiny: SimpleNamespace, tmp_path: Path, lm: TextModel
