@@ -143,8 +143,8 @@ def single_layer(described: Mapping[str, Any]) -> None:
 def check_target(described: Mapping[str, Any], target: Any) -> None:
     """Refuse a drafter whose config names a target of another size."""
     layer, sizes = described.get("transformer_layer_config") or described, target.config
-    made_for = (described.get("speculators_config") or {}).get("verifier", {}).get("name_or_path")
-    made_for = made_for or described.get("base_model_name_or_path") or "another model"
+    verifier = (described.get("speculators_config") or {}).get("verifier") or {}
+    made_for = verifier.get("name_or_path") or described.get("base_model_name_or_path") or "another model"
     for name, ours in (("hidden_size", sizes.hidden_size), ("vocab_size", sizes.vocabulary)):
         theirs = described.get(f"target_{name}") or layer.get(name)
         if isinstance(theirs, int) and theirs != ours:
