@@ -74,7 +74,7 @@ def _check(
         )
     if not target.rollback and not isinstance(drafter, Plain):
         raise Incompatible(
-            "this target cannot drop tokens it has read (recurrent state or a sliding window), "
+            "this target cannot drop tokens it has read (recurrent state), "
             "so rejected guesses could not be undone; use plain decoding, drafter=None"
         )
 

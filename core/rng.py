@@ -1,9 +1,10 @@
 """Random numbers as a function, not a state: every uniform is a hash of (row seed, step, purpose, node).
 
 A number does not depend on other rows, on a global generator or on how many numbers were drawn before, so a row emits
-the same tokens alone and in any batch. The mixer is SplitMix64's finaliser (Steele et al., "Fast splittable
-pseudorandom number generators", 2014); the noise of `gumbel_argmax` is the exponential race (the Gumbel-max trick
-without its second logarithm). Independent of drafts and rules."""
+the same tokens alone and in any batch, up to rounding and except with drafters that choose by the number of rows
+(docs/guides/exactness.md). The mixer is SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number
+generators", 2014); the noise of `gumbel_argmax` is the exponential race (the Gumbel-max trick without its second
+logarithm). Independent of drafts and rules."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -87,11 +88,7 @@ class TransformersTarget:
         lengths = (getattr(config, name, None) for name in _CONTEXT)
         self.context = next((length for length in lengths if isinstance(length, int) and length > 0), 1 << 30)
         self.dtype, self.device = model.dtype, model.device
-        if reason := rollback_obstacle(trunk, self._new_cache):
-            raise Incompatible(
-                f"{type(model).__name__} {reason}, so rejected tokens could not be removed from its cache; "
-                "decode it with transformers' own generate()"
-            )
+        self._refuse(rollback_obstacle(trunk, self._interface.new_cache))
         self.weight_bytes = self._interface.weight_bytes
         layers = getattr(config, "decoder_layers", None) or config.num_hidden_layers
         self.taps = ("embedding", *(f"layer.{index}" for index in range(layers - 1)), "last")
@@ -99,7 +96,15 @@ class TransformersTarget:
         self._cache: Any = None
         self._positions_by_column = self._takes_positions_from_columns(config)
         self._score_branches = BranchScorer(self._forward)
+        self._refuse(self._foreign_entries() if interface is None else None)
         self.trees = trees or ("mask" if self._supports_tree_mask() else "branches")
+
+    def _refuse(self, reason: str | None) -> None:
+        if reason is not None:
+            raise Incompatible(
+                f"{type(self.model).__name__} {reason}, so rejected tokens could not be removed from its cache; "
+                "decode it with transformers' own generate()"
+            )
 
     def _new_cache(self) -> Any:
         interface = self._interface
@@ -129,6 +134,7 @@ class TransformersTarget:
         attention over columns. Each row then needs a cache without gaps."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         local = "local" in getattr(config, "attention_layers", ())  # GPT-Neo
+        local = local or (self._interface.new_cache is None and has_windows(self._interface.trunk))
         return local or "position_ids" not in self._interface.inputs(ids, ids)
 
     def _forward_by_row(self, ids: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -156,6 +162,14 @@ class TransformersTarget:
             batch_cache.update(keys, values, index)
         hidden = {tap: torch.cat([states[tap] for _, states in outputs]) for tap in self._needs}
         return torch.cat([logits for logits, _ in outputs]), hidden
+
+    @torch.no_grad()
+    def _foreign_entries(self) -> str | None:
+        """The reason not to use a class whose cache has other entries than those of the tokens read; else None."""
+        self._cache, ids = self._new_cache(), torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        self._forward(ids, torch.ones_like(ids), torch.zeros_like(ids))
+        lengths = {layer.keys.shape[2] for layer in self._cache.layers if layer.is_initialized}
+        return None if lengths == {1} else "keeps entries in its cache that are not of tokens"
 
     @torch.no_grad()
     def _supports_tree_mask(self) -> bool:
@@ -313,10 +327,21 @@ def causal_lm(model: Any) -> ModelInterface:
 
 
 def default_cache(model: Any) -> Any:
-    """An empty cache of the kind that the model's config implies."""
+    """An empty cache of the kind that the model's config implies, in which layers with attention windows keep all
+    entries: the class masks those outside a window, and a rejected draft may bring them back into it."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    cache = DynamicCache(config=model.config)
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
+    return cache
+
+
+def has_windows(model: Any) -> bool:
+    """Whether some layers attend within a window, which the class measures in cache columns."""
     from transformers import DynamicCache
 
-    return DynamicCache(config=model.config)
+    return any(getattr(layer, "is_sliding", False) for layer in DynamicCache(config=model.config).layers)
 
 
 def cut(cache: Any, columns: int) -> None:
@@ -328,11 +353,23 @@ def cut(cache: Any, columns: int) -> None:
 
 def rollback_obstacle(model: Any, new_cache: Callable[[], Any] | None = None) -> str | None:
     """Why this model's cache cannot be cut back, as the predicate of a sentence; None if it can."""
-    if "past_key_values" not in inspect.signature(model.forward).parameters or getattr(model, "_is_stateful", False):
+    parameters = inspect.signature(model.forward).parameters
+    if "past_key_values" not in parameters and not {"cache_params", "state", "mems"} & {*parameters}:
+        return "takes no cache of keys and values"
+    if "past_key_values" not in parameters or getattr(model, "_is_stateful", False):
         return "keeps a recurrent state that only moves forward"
+    if new_cache is None and has_windows(model) and not masks_windows(model):
+        return "attends within a sliding window by dropping older entries"
     for layer in (default_cache(model) if new_cache is None else new_cache()).layers:
-        if getattr(layer, "is_sliding", False):
-            return "attends within a sliding window and drops older entries"
+        if type(layer).__name__ == "DynamicSlidingWindowLayer":
+            return "attends within a sliding window by dropping older entries"
         if type(layer).__name__ != "DynamicLayer":
             return f"uses a cache of an unsupported kind ({type(layer).__name__})"
     return None
+
+
+def masks_windows(model: Any) -> bool:
+    """Whether the class masks entries outside its attention windows instead of relying on a cache that drops them."""
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
+    files = (sys.modules[type(module).__module__] for module in model.modules())
+    return any(maker in vars(file) for file in files for maker in makers)
