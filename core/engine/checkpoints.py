@@ -28,7 +28,8 @@ from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization import mxfp4
-from outrider.core.engine.quantization.published import check_method, readable
+from outrider.core.engine.quantization.published import Dequantized, check_method, readable
+from outrider.core.engine.quantization.quantize import Int4
 from outrider.core.engine.rotary import qkv_order, rotary_order
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
@@ -148,7 +149,9 @@ class Tensors:
         dtype: torch.dtype,
         device: torch.device | str,
         convert: Callable[[Linear], Linear],
+        keep_int4: bool,
     ) -> None:
+        self._keep_int4 = keep_int4
         self._tensors, self._dtype, self._device, self.convert = tensors, dtype, device, convert
         self._used: set[str] = set()
 
@@ -167,7 +170,21 @@ class Tensors:
         if order is not None:
             order = order.to(weight.device)
             weight, both = weight[order], None if both is None else both[order]
+        if (levels := self._levels(names)) is not None:
+            parts = levels if order is None else [part[order] for part in levels]
+            return self.convert(Int4.of_levels(parts[0], parts[1], parts[2], both))
         return self.convert(Dense(weight, both))
+
+    def _levels(self, names: list[str]) -> list[Tensor] | None:
+        """The integers, scales and offsets of joined projections, if they are to be kept and fit our form of 4 bits."""
+        if not self._keep_int4 or not isinstance(self._tensors, Dequantized):
+            return None
+        levels = [self._tensors.levels(f"{name}.weight") for name in names]
+        found = [parts for parts in levels if parts is not None]
+        if len(found) < len(levels):
+            return None
+        ints, scales, offsets = (torch.cat(parts).to(self._device) for parts in zip(*found, strict=True))
+        return [ints, scales.to(self._dtype), offsets.to(self._dtype)]
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -218,11 +235,13 @@ def assemble(
     device: torch.device | str,
     convert: Callable[[Linear], Linear] = lambda linear: linear,
     add: Callable[[Layer], Layer] = lambda layer: layer,
+    keep_int4: bool = False,
 ) -> Network:
     """The network of a checkpoint, with one projection for queries, keys and values and one for up and gate. Each
     linear layer is passed through `convert` (such as `fastest`) as soon as it is read, so that at most one is held
-    twice, and each layer through `add` (such as LayerOffload.add)."""
-    take, row = Tensors(tensors, dtype, device, convert), ARCHITECTURES[config.architecture]
+    twice, and each layer through `add` (such as LayerOffload.add). `keep_int4`: published integers of 4 bits
+    are not dequantised where they fit our form, with scales in `dtype`."""
+    take, row = Tensors(tensors, dtype, device, convert, keep_int4), ARCHITECTURES[config.architecture]
     embedding = take("model.embed_tokens.weight", config.vocabulary, config.hidden_size)
     layers = [add(_layer(take, config, row, index)) for index in range(config.layers)]
     if config.tied:
@@ -300,7 +319,7 @@ def _read_experts(take: Tensors, mixture: Mixture, naming: str, width: int, pref
         up, gate, down_name = (f"{prefix}.experts.{expert}.{name}" for name in names)
         up_gates.append(take.linear([up, gate], [middle] * 2, width, False))
         downs.append(take.linear([down_name], [width], middle, False))
-    if up_gates[0].weight.device.type == "cpu":
+    if up_gates[0].weight.device.type == "cpu" or not all(isinstance(linear, Dense) for linear in up_gates + downs):
         return Experts(mixture, router, up_gates, downs)
     joined = [torch.stack([linear.weight for linear in linears]) for linears in (up_gates, downs)]
     return Experts.of(mixture, router, joined[0], joined[1], None, None, take.convert)

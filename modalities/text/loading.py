@@ -142,9 +142,10 @@ def _target(
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
     if (method := checkpoints.check_method(described)) is not None:
-        again = "" if dtype == stored else f" and quantized to {dtype}"
-        message = f"{folder.name}: weights that are stored in {method} are dequantised to {stored}{again}"
-        warnings.warn(message, stacklevel=3)
+        read = f"are dequantised to {stored}" + ("" if dtype == stored else f" and quantized to {dtype}")
+        if dtype == "int4":
+            read = f"keep their integers of 4 bits where these fit int4, with scales in {stored}; others {read}"
+        warnings.warn(f"{folder.name}: weights that are stored in {method} {read}", stacklevel=3)
     if offload is None:
         _check_memory(folder.name, tensors.numel * precision.itemsize, device)
     try:
@@ -185,7 +186,7 @@ def _network(
     elif dtype == stored:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, convert=fastest)
     else:
-        network = checkpoints.assemble(config, tensors, dtype=precision, device=device)
+        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, keep_int4=dtype == "int4")
         network = quantize(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = offload_layers(network, offload)

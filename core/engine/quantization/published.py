@@ -7,6 +7,7 @@ Knows names and layouts of tensors; independent of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,19 +58,37 @@ def check_method(described: Mapping[str, Any]) -> str | None:
 
 def readable(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors with plain weights, whichever way a config.json says that they are stored."""
-    return tensors if check_method(described) in (None, "MXFP4") else _Dequantized(described, tensors)
+    return tensors if check_method(described) in (None, "MXFP4") else Dequantized(described, tensors)
 
 
-class _Dequantized(Mapping[str, Tensor]):
+@dataclass(frozen=True, eq=False)
+class _Integers:
+    """A weight as integers: (number - zero) scale, with the zero and the scale of each input's group."""
+
+    bits: int
+    numbers: Tensor  # [out, in]
+    scales: Tensor  # [out, groups] in 32 bits
+    zeros: Tensor  # [out, groups]
+    groups: Tensor  # [in]
+
+    @property
+    def weight(self) -> Tensor:
+        return (self.numbers.float() - self.zeros.float()[:, self.groups]) * self.scales[:, self.groups]
+
+
+class Dequantized(Mapping[str, Tensor]):
     """Tensors under the names that they have without quantization; each weight is computed on access."""
 
     def __init__(self, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self._config: Mapping[str, Any] = described.get("quantization_config") or described["compression_config"]
         self._tensors = tensors
         self._stored: dict[str, str] = {}  # name -> that of the stored weight
+        self._zeros: dict[str, Tensor] = {}  # biases of 0, which AutoGPTQ writes for layers that have none: not listed
         for name in tensors:
             layer, _, part = name.rpartition(".")
-            if part in ("qweight", "weight_packed"):
+            if part == "bias" and f"{layer}.qweight" in tensors and not (bias := tensors[name]).any():
+                self._zeros[name] = bias
+            elif part in ("qweight", "weight_packed"):
                 self._stored[f"{layer}.weight"] = name
             elif part not in _PARTS:
                 self._stored[name] = name
@@ -80,13 +99,18 @@ class _Dequantized(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored or name in self._zeros
+
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._zeros:
+            return self._zeros[name]
         stored = self._stored[name]
         layer, _, part = stored.rpartition(".")
         if part == "qweight":
-            return self._awq(layer) if self._config["quant_method"] == "awq" else self._gptq(layer)
+            return (self._awq(layer) if self._config["quant_method"] == "awq" else self._gptq(layer)).weight
         if part == "weight_packed":
-            return self._packed(layer)
+            return self._packed(layer).weight
         for scale in ("weight_scale", "weight_scale_inv"):
             if part == "weight" and f"{layer}.{scale}" in self._tensors:
                 return self._scaled(layer, self._tensors[stored], self._part(layer, scale))
@@ -117,22 +141,38 @@ class _Dequantized(Mapping[str, Tensor]):
             return 1, size
         return _BLOCK if given is None else (int(given[0]), int(given[1]))
 
-    def _packed(self, layer: str) -> Tensor:
+    def levels(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
+        """A weight in our form of 4 bits: integers 0 to 15 [out, in], and scales and offsets [out, in / 32] in 32 bits;
+        None if it is stored in another number of bits, in smaller groups, or reordered."""
+        layer, _, part = self._stored.get(name, "").rpartition(".")
+        integers = {"qweight": self._awq if self._config["quant_method"] == "awq" else self._gptq}
+        read = (integers | {"weight_packed": self._packed}).get(part)
+        if read is None or (stored := read(layer)).bits != 4:
+            return None
+        columns = stored.numbers.shape[1]
+        if columns % 32 or not torch.equal(stored.groups, stored.groups[::32].repeat_interleave(32)):
+            return None
+        scales, zeros = (values[:, stored.groups[::32]] for values in (stored.scales, stored.zeros))
+        return stored.numbers.to(torch.uint8), scales, (8 - zeros) * scales
+
+    def _packed(self, layer: str) -> _Integers:
         """compressed-tensors: integers of a row side by side, shifted to be 0 or more; zero points along rows."""
         bits = int(self._group().get("num_bits") or 4)
         rows, columns = (int(size) for size in self._part(layer, "weight_shape"))
-        half, scale = 1 << (bits - 1), self._part(layer, "weight_scale").float()
-        numbers = _unpack(self._part(layer, "weight_packed"), bits)[:, :columns].float() - half
-        if f"{layer}.weight_g_idx" in self._tensors:
-            groups = self._part(layer, "weight_g_idx").long()
-        else:
-            groups = torch.arange(columns) // -(-columns // scale.shape[1])
+        scales = self._part(layer, "weight_scale").float().view(rows, -1)
+        numbers = _unpack(self._part(layer, "weight_packed"), bits)[:, :columns]
+        zeros = torch.full_like(scales, 1 << (bits - 1))
         if f"{layer}.weight_zero_point" in self._tensors:
-            zeros = _unpack(self._part(layer, "weight_zero_point").T, bits).T[:rows].float() - half
-            numbers = numbers - zeros[:, groups]
-        return numbers * scale[:, groups]
+            zeros = _unpack(self._part(layer, "weight_zero_point").T, bits).T[:rows].float()
+        return _Integers(bits, numbers, scales, zeros, self._groups(layer, "weight_g_idx", columns, scales.shape[1]))
 
-    def _awq(self, layer: str) -> Tensor:
+    def _groups(self, layer: str, part: str, columns: int, count: int) -> Tensor:
+        """[in] the group of each input."""
+        if f"{layer}.{part}" in self._tensors:
+            return self._part(layer, part).long()
+        return torch.arange(columns) // -(-columns // count)
+
+    def _awq(self, layer: str) -> _Integers:
         """AWQ (arXiv 2306.00978), the layout "gemm": eight outputs in 32 bits, in its own order."""
         order = torch.tensor(_AWQ_ORDER)
         scales = self._part(layer, "scales").float()  # [groups, out]
@@ -140,24 +180,20 @@ class _Dequantized(Mapping[str, Tensor]):
         def unpack(packed: Tensor) -> Tensor:
             return _unpack(packed, 4).view(len(packed), -1, 8)[..., order].flatten(1)
 
-        numbers, zeros = (unpack(self._part(layer, part)).float() for part in ("qweight", "qzeros"))
-        size = len(numbers) // len(scales)
-        weight = (numbers - zeros.repeat_interleave(size, 0)) * scales.repeat_interleave(size, 0)
-        return weight.T.contiguous()
+        numbers, zeros = (unpack(self._part(layer, part)) for part in ("qweight", "qzeros"))
+        groups = self._groups(layer, "g_idx", len(numbers), len(scales))
+        return _Integers(4, numbers.T, scales.T, zeros.T, groups)
 
-    def _gptq(self, layer: str) -> Tensor:
+    def _gptq(self, layer: str) -> _Integers:
         """GPTQ (arXiv 2210.17323): neighbouring inputs in 32 bits. Zero points are stored less 1, but not in the format
         "gptq_v2"."""
         bits, scales = int(self._config["bits"]), self._part(layer, "scales").float()  # [groups, out]
-        numbers = _unpack(self._part(layer, "qweight").T, bits).T.float()  # [in, out]
+        numbers = _unpack(self._part(layer, "qweight").T, bits)  # [out, in]
         zeros = _unpack(self._part(layer, "qzeros"), bits)[:, : scales.shape[1]]
         if self._config.get("checkpoint_format") != "gptq_v2":
             zeros = (zeros + 1) & ((1 << bits) - 1)
-        if f"{layer}.g_idx" in self._tensors:
-            groups = self._part(layer, "g_idx").long()
-        else:
-            groups = torch.arange(len(numbers)) // -(-len(numbers) // len(scales))
-        return ((numbers - zeros.float()[groups]) * scales[groups]).T.contiguous()
+        groups = self._groups(layer, "g_idx", numbers.shape[1], len(scales))
+        return _Integers(bits, numbers, scales.T, zeros.T, groups)
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:

@@ -56,15 +56,24 @@ class Int4:
     """Weights [out, in] in 4 bits; groups of 32 inputs share a scale and an offset: w = (n - 8) scale + offset."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.dtype, self.bias, self.shape = weight.dtype, bias, weight.shape
-        rows, columns = weight.shape
-        group = math.gcd(columns, _GROUP)
-        ints, self.scales, self.offsets = _quantize_groups(weight.view(rows, -1, group))
-        ints = ints.view(rows, columns)
+        ints, scales, offsets = _quantize_groups(weight.view(len(weight), -1, math.gcd(weight.shape[1], _GROUP)))
+        self._store(ints.view(weight.shape), scales, offsets, bias)
+
+    @classmethod
+    def of_levels(cls, ints: Tensor, scales: Tensor, offsets: Tensor, bias: Tensor | None) -> Int4:
+        """From integers 0 to 15 [out, in], and scales and offsets [out, in / 32], as published checkpoints have."""
+        made = cls.__new__(cls)
+        made._store(ints, scales, offsets, bias)
+        return made
+
+    def _store(self, ints: Tensor, scales: Tensor, offsets: Tensor, bias: Tensor | None) -> None:
+        self.dtype, self.scales, self.offsets, self.bias, self.shape = scales.dtype, scales, offsets, bias, ints.shape
+        rows, columns = ints.shape
+        group = columns // scales.shape[1]
         self.nibbles = ints[:, ::2] | ints[:, 1::2] << 4 if columns % 2 == 0 else ints  # [out, in / 2] uint8
         self.weight_bytes = size(self.nibbles, self.scales, self.offsets, bias)
         self._packed: Tensor | None = None
-        if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and group == _GROUP and rows % 16 == 0:
+        if self.dtype == torch.bfloat16 and ints.device.type == "cpu" and group == _GROUP and rows % 16 == 0:
             self._packed = torch._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
             self._scales_offsets = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
 
@@ -150,7 +159,7 @@ def quantize_linear(linear: Linear, bits: int, max_few: int) -> Linear:
     weight = linear.weight
     if torchao_linear.supports(weight, bits):
         return torchao_linear.TorchaoLinear(weight, linear.bias, bits)
-    few = _KINDS[bits](weight, linear.bias)
+    few = linear if bits == 4 and isinstance(linear, Int4) else _KINDS[bits](weight, linear.bias)
     if native.tiles(weight.shape, weight.dtype, weight.device):
         return few.tiled()
     if not packs(weight.dtype, weight.device):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.engine.checkpoints import CheckpointError, load, parse_config
-from outrider.core.engine.quantization.published import readable
+from outrider.core.engine.checkpoints import CheckpointError, Tensors, load, parse_config
+from outrider.core.engine.quantization.published import Dequantized, readable
+from outrider.core.engine.quantization.quantize import Int4, quantize_linear
 from outrider.core.methods import make_rule
 
 OUT, IN = 24, 64
@@ -205,6 +206,50 @@ def test_a_model_runs_on_dequantised_weights(method: str) -> None:
         steps = decode(target, None, make_rule(), [[1, 2, 3]], sampling=Sampling(temperature=0), max_new_tokens=20)
         outputs.append([token for step in steps for token in step.emitted])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_int4_keeps_the_integers(method: str) -> None:
+    """In groups of 32 or more; with scales of 16 bits that fit, without any loss."""
+    torch.manual_seed(6)
+    exact, tensors = method == "compressed-tensors", dict[str, Tensor]()
+    make = {
+        "awq": awq,
+        "gptq": lambda *size: gptq(*size, 4, False, False),
+        "compressed-tensors": lambda *size: packed(*size, False),
+    }
+    halves = [make[method](OUT, IN, 32) for _ in range(2)]
+    tensors = {
+        f"{name}.{key}": part for name, (parts, _) in zip("ab", halves, strict=True) for key, part in parts.items()
+    }
+    config = {"quant_method": method, "format": "pack-quantized", "bits": 4}
+    take = Tensors(
+        readable({"quantization_config": config}, tensors), torch.bfloat16, "cpu", lambda linear: linear, True
+    )
+    order = torch.randperm(2 * OUT)
+    linear, wanted = (
+        take.linear(["a", "b"], [OUT] * 2, IN, False, order),
+        torch.cat([half[1] for half in halves])[order],
+    )
+    assert isinstance(linear, Int4) and quantize_linear(linear, 4, 2).weight_bytes < wanted.numel()
+    if exact:
+        torch.testing.assert_close(linear.weight, wanted.bfloat16(), atol=0, rtol=0)
+    again = Int4(wanted.bfloat16()).weight
+    error, worse = ((given.float() - wanted).abs().max() for given in (linear.weight, again))
+    assert error < 0.02 * wanted.abs().max() and error < 0.5 * worse, "better than to quantize again"
+    shuffled, _ = gptq(OUT, IN, 32, 4, False, True)
+    read = readable(
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}}, {f"{LAYER}.{k}": v for k, v in shuffled.items()}
+    )
+    assert isinstance(read, Dequantized) and read.levels(f"{LAYER}.weight") is None
+
+
+def test_biases_of_zero_are_not_counted() -> None:
+    """AutoGPTQ writes them for layers that have none."""
+    parts, _ = gptq(OUT, IN, 16, 4, False, False)
+    tensors = {f"{LAYER}.{name}": part for name, part in parts.items()} | {f"{LAYER}.bias": torch.zeros(OUT)}
+    read = readable({"quantization_config": {"quant_method": "gptq", "bits": 4}}, tensors)
+    assert list(read) == [f"{LAYER}.weight"] and not read[f"{LAYER}.bias"].any()
 
 
 @pytest.mark.parametrize(
