@@ -28,6 +28,8 @@ HOMONYMS = {  # words that mean something else there
     ("app/viz/token_styles.py", "rest"): "a part of a round's time",
     ("core/decode.py", "rest"): "a part of a round's time",
     ("core/drafters/draft_model/model.py", "threshold"): "an option",
+    ("core/drafters/trained/export_checkpoints.py", "dflash"): "a name of another file format",
+    ("core/drafters/trained/export_checkpoints.py", "mtp"): "a name of another file format",
     ("core/drafters/trained/falcon.py", "block"): "an entry of a head's config",
     ("core/drafters/trained/import_checkpoints.py", "eagle"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "eagle3"): "a name of another file format",

@@ -439,13 +439,14 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
     return tensors
 
 
-def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
+def layer_config(form: Config, layers: int = 1) -> dict[str, Any]:
+    """A drafter's layers as a config of transformers."""
     layer: dict[str, Any] = {
-        "model_type": "qwen3" if form.qk_norm else "llama",
+        "model_type": "qwen3" if form.qk_norm else "qwen2" if form.attention_bias and not form.out_bias else "llama",
         "vocab_size": form.vocabulary,
         "hidden_size": form.hidden_size,
         "intermediate_size": form.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": layers,
         "num_attention_heads": form.heads,
         "num_key_value_heads": form.kv_heads,
         "head_dim": form.head_dim,
@@ -461,6 +462,11 @@ def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, l
         layer["partial_rotary_factor"] = form.rotary_dim / form.head_dim
     if form.rope_scaling is not None:
         layer["rope_scaling"] = {"rope_type": form.rope_scaling[0], **form.rope_scaling[1]}
+    return layer
+
+
+def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
+    layer = layer_config(form)
     parallel = isinstance(draft_head, PEagleHead)
     kind = "peagle" if parallel else "eagle3"
     return {
