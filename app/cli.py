@@ -34,6 +34,8 @@ from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
 from outrider.app.commands.train import train
 from outrider.app.options import (
+    DEVICE,
+    DTYPE,
     AsJson,
     Device,
     DraftModelName,
@@ -118,8 +120,8 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port of the page. Default: the first free one.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Serve the page without opening a browser.")] = False,
-    device: Device = "auto",
-    dtype: TextDtype = "auto",
+    device: Device = DEVICE,
+    dtype: TextDtype = DTYPE,
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Weights you trained, in subfolders image and speech.")
     ] = None,

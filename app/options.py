@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Defaults, so that `outrider --help` need not import the methods; a test compares them with the modalities' own.
 TEXT_DRAFTER, IMAGE_DRAFTER, SPEECH_DRAFTER, LOOKUP_DRAFTER = "auto", "jacobi", "jacobi", "prompt-lookup"
 RULE = "exact"
+DEVICE = DTYPE = "auto"  # the best device of the machine, and the precision for it
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 JsonFile = Annotated[
@@ -149,7 +150,7 @@ ImageBatch = Annotated[int, typer.Option(min=1, help="Images decoded side by sid
 
 def device_named(name: str) -> str:
     """The name of a device; auto is the best of this machine."""
-    if name != "auto":
+    if name != DEVICE:
         return name
     from outrider.core.device import best_device
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.app.options import Device, Dtypes, JsonFile, MaxNewTokens, Repeat, TextModelName, TextPrompts
+from outrider.app.options import DEVICE, Device, Dtypes, JsonFile, MaxNewTokens, Repeat, TextModelName, TextPrompts
 
 
 def batch(
@@ -21,7 +21,7 @@ def batch(
     repeat: Repeat = 3,
     max_new_tokens: MaxNewTokens = 96,
     model: TextModelName = "smollm2-135m",
-    device: Device = "auto",
+    device: Device = DEVICE,
     json_file: JsonFile = None,
 ) -> None:
     """Measure tokens per second of a batch and of the same prompts one at a time, and compare the outputs."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.options import Device, JsonFile, OwnWeights
+from outrider.app.options import DEVICE, Device, JsonFile, OwnWeights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def codec(
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of recordings.")] = 20,
     weights: OwnWeights = None,
-    device: Device = "auto",
+    device: Device = DEVICE,
     output: JsonFile = None,
 ) -> None:
     """Measure what the speech codec, and the vocoder alone, do to recordings of a human voice."""

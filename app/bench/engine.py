@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
     LOOKUP_DRAFTER,
     Device,
     DrafterNames,
@@ -31,7 +32,7 @@ def throughput(
     drafters: DrafterNames = "prompt-lookup,suffix,auto",
     model: TextModelName = "smollm2-135m",
     dtype: TextDtype = "bfloat16",
-    device: Device = "auto",
+    device: Device = DEVICE,
     prompts: TextPrompts = None,
     num_prompts: NumPrompts = 16,
     max_new_tokens: MaxNewTokens = 64,
@@ -59,7 +60,7 @@ def long_context(
     drafters: DrafterNames = "sparse-cache,triforce,prompt-lookup",
     model: TextModelName = "smollm2-135m",
     dtype: TextDtype = "bfloat16",
-    device: Device = "auto",
+    device: Device = DEVICE,
     prompts: TextPrompts = None,
     num_prompts: NumPrompts = 1,
     max_new_tokens: MaxNewTokens = 64,
@@ -120,7 +121,7 @@ def soak(
         str, typer.Option(help="Target: a catalogue name, a hub id, a folder or a GGUF file; random: random weights.")
     ] = "random",
     dtype: TextDtype = "bfloat16",
-    device: Device = "auto",
+    device: Device = DEVICE,
     kv_cache_dtype: KVCacheDtype = None,
     check_every: Annotated[int, typer.Option(min=1, help="Decode every Nth request again by itself and compare.")] = 1,
     seed: Annotated[int, typer.Option(help="Random seed of prompts, limits and cancellations.")] = 17,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from outrider.app.options import (
+    DEVICE,
     RULE,
     Device,
     DrafterGrid,
@@ -69,7 +70,7 @@ def image(
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    device: Device = "auto",
+    device: Device = DEVICE,
     dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[

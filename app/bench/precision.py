@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from outrider.app.options import Device, Dtypes, FirstPrompts, JsonFile, MaxNewTokens, TextModelName, TextPrompts
+from outrider.app.options import (
+    DEVICE,
+    Device,
+    Dtypes,
+    FirstPrompts,
+    JsonFile,
+    MaxNewTokens,
+    TextModelName,
+    TextPrompts,
+)
 
 
 def precision(
@@ -14,7 +23,7 @@ def precision(
     num_prompts: FirstPrompts = None,
     max_new_tokens: MaxNewTokens = 96,
     model: TextModelName = "smollm2-135m",
-    device: Device = "auto",
+    device: Device = DEVICE,
     json_file: JsonFile = None,
 ) -> None:
     """Measure perplexity, greedy agreement with float32, and the speed of plain decoding, on the text of prompts."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
     RULE,
     Device,
     DrafterGrid,
@@ -71,7 +72,7 @@ def speech(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: FirstSeed = 0,
     weights: OwnWeights = None,
-    device: Device = "auto",
+    device: Device = DEVICE,
     dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[

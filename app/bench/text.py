@@ -18,6 +18,7 @@ from outrider.app.bench.batch import batch
 from outrider.app.bench.precision import precision
 from outrider.app.bench.progress import bar, go
 from outrider.app.options import (
+    DEVICE,
     RULE,
     Device,
     DrafterNames,
@@ -88,7 +89,7 @@ def text(
         str,
         typer.Option(metavar="NAMES", help="First calibrate these drafters (sequoia, draft-verify); saved for later."),
     ] = "",
-    device: Device = "auto",
+    device: Device = DEVICE,
     dtype: TextDtype = "bfloat16",
     kv_cache_dtype: KVCacheDtype = None,
     compare_engines: Annotated[

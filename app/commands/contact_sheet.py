@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
     IMAGE_DRAFTER,
     Device,
     Dtype,
@@ -36,7 +37,7 @@ def contact_sheet(
     batch_size: ImageBatch = 16,
     tile_size: Annotated[int, typer.Option(min=16, max=256, help="Edge of each image on the sheet, in pixels.")] = 48,
     weights: OwnWeights = None,
-    device: Device = "auto",
+    device: Device = DEVICE,
     dtype: Dtype = "bfloat16",
 ) -> None:
     """Generate the same prompts by plain decoding, the exact rule and each relaxed rule for codes, on one sheet."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
+    DTYPE,
     IMAGE_DRAFTER,
     RULE,
     Compare,
@@ -68,8 +70,8 @@ def image(
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
+    dtype: Dtype = DTYPE,
+    device: Device = DEVICE,
 ) -> None:
     """Generate an image from a prompt by speculative decoding."""
     options: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+from outrider.app.options import DEVICE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
 
 _WIDTH = 140  # columns of the table; narrower terminals wrap it
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
@@ -49,7 +49,7 @@ def rag(
     model: TextModelName = "smollm2-135m",
     draft_model: DraftModel = None,
     dtype: TextDtype = "bfloat16",
-    device: Device = "auto",
+    device: Device = DEVICE,
     seed: Seed = 0,
 ) -> None:
     """Answer a question from documents, speculating on retrievals or on whole drafts."""
@@ -102,7 +102,7 @@ def bench_rag(
     model: TextModelName = "smollm2-135m",
     draft_model: DraftModel = None,
     dtype: TextDtype = "bfloat16",
-    device: Device = "auto",
+    device: Device = DEVICE,
     seed: Seed = 0,
     times: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Report seconds and speedups; needs an idle machine.")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
+    DTYPE,
     RULE,
     SPEECH_DRAFTER,
     Compare,
@@ -72,8 +74,8 @@ def speech(
         ),
     ] = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
+    dtype: Dtype = DTYPE,
+    device: Device = DEVICE,
 ) -> None:
     """Read a text aloud by speculative decoding."""
     chosen = drafter or (SPEECH_DRAFTER if model is None else "plain")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    DEVICE,
+    DTYPE,
     RULE,
     TEXT_DRAFTER,
     AsJson,
@@ -76,8 +78,8 @@ def text(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text to FILE.")
     ] = None,
-    dtype: TextDtype = "auto",
-    device: Device = "auto",
+    dtype: TextDtype = DTYPE,
+    device: Device = DEVICE,
     kv_cache_dtype: KVCacheDtype = None,
 ) -> None:
     """Generate text from a prompt by speculative decoding."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import TextModelName, device_named
+from outrider.app.options import DEVICE, TextModelName, device_named
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
             "`accelerate launch`.",
             callback=device_named,
         ),
-    ] = "auto",
+    ] = DEVICE,
     minutes: Annotated[
         float, typer.Option(help="Training time in minutes, generating answers included; for images, of each recipe.")
     ] = 30.0,

@@ -27,6 +27,7 @@ HOMONYMS = {  # words that mean something else there
     ("app/page/render.py", "token"): "the head of a column",
     ("app/viz/token_styles.py", "rest"): "a part of a round's time",
     ("core/decode.py", "rest"): "a part of a round's time",
+    ("core/device.py", "auto"): "the best device of the machine",
     ("core/drafters/draft_model/model.py", "threshold"): "an option",
     ("core/drafters/trained/export_checkpoints.py", "dflash"): "a name of another file format",
     ("core/drafters/trained/export_checkpoints.py", "mtp"): "a name of another file format",
