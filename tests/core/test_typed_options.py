@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from functools import partial
@@ -41,8 +42,11 @@ def test_mypy_checks_them(tmp_path: Path) -> None:
         "Eagle3Options(nodes=15)\nEagle3Options(node=15)\nEagle3Options(nodes='15')\n"
     )
     root = Path(__file__).resolve().parents[2]
+    (tmp_path / "outrider").mkdir()
+    (tmp_path / "outrider" / "core").symlink_to(root / "core")
     command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml"), str(file)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "MYPYPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "wrong.py:3: error" in done.stdout and "wrong.py:4: error" in done.stdout and "py:2:" not in done.stdout
 
 
