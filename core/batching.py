@@ -69,8 +69,8 @@ class ContinuousBatch:
             )
         if not isinstance(target, BatchedTarget):
             raise Incompatible(
-                f"{type(target).__name__} does not support continuous batching; use a model that runs on our own "
-                "decoder (the Llama or Qwen family), or give generate() a list of prompts"
+                f"{type(target).__name__} does not support continuous batching; use a model that our own "
+                "decoder runs (Llama, Qwen, Mistral, Gemma, ...), or give generate() a list of prompts"
             )
         self.target, self.rows, self.memory = target, rows, memory
         self.max_waiting, self.patience = waiting, patience

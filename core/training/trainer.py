@@ -1,9 +1,9 @@
 """The training loop, for draft heads that learn from a teacher and for models that learn from data alone.
 
 Runs on `accelerate` (mixed precision, several GPUs): AdamW or Muon under a cosine schedule over the minutes available,
-an average of the weights if requested, checkpoints from which an interrupted run resumes, and validation, which saves
-the best weights and writes a curve and its plot. What is trained, on what, and how it is validated is a Training:
-outrider.core.training.head_training or outrider.core.training.model_training.
+an average of the weights if requested, checkpoints from which an interrupted run resumes (each with a plot of the
+curve), and validation, which saves the best weights and extends the curve. What is trained, on what, and how it is
+validated is a Training: outrider.core.training.head_training or outrider.core.training.model_training.
 """
 
 from __future__ import annotations
@@ -250,7 +250,6 @@ class Trainer:
         if not self.quiet:
             print(f"{self.label}: {self._row(row)}", flush=True)
         (self.out / "curve.json").write_text(json.dumps(progress.history, indent=1) + "\n", encoding="utf-8")
-        plot(progress.history, self.out / "curve.png")
 
     def _is_best(self, name: str, value: float) -> bool:
         best = self.progress.best.get(name)
@@ -271,6 +270,8 @@ class Trainer:
 
     def checkpoint(self) -> None:
         save_checkpoint(self.accelerator, self.out, {"of": self.label, **asdict(self.progress)})
+        if self.main:
+            plot(self.progress.history, self.out / "curve.png")
 
     def resume(self) -> bool:
         """Continue from the folder's checkpoint, if there is one."""

@@ -32,7 +32,8 @@ def self_draftable(prefill: Prefill, name: str) -> SelfDraftable:
     if prefill.self_draftable is None:
         raise Incompatible(
             f"{name} drafts with the target's own layers, and this target can't skip layers (it is a "
-            "transformers model); use a model of the Llama or Qwen family, or another drafter"
+            "transformers model); use one that our own decoder runs (Llama, Qwen, Mistral, Gemma, ...), or "
+            "another drafter"
         )
     return prefill.self_draftable
 

@@ -54,8 +54,8 @@ class SparseView:
         if prefill.self_draftable is None:
             raise Incompatible(
                 "this drafter is the target itself with part of its cache or in fewer bits, and this target (a "
-                "transformers model, or a row of a continuous batch) has no such view; use generate() with a model of "
-                "the Llama or Qwen family, or another drafter"
+                "transformers model, or a row of a continuous batch) has no such view; use generate() with a model "
+                "that our own decoder runs (Llama, Qwen, Mistral, Gemma, ...), or another drafter"
             )
         self._whole, self._seen = prefill.self_draftable.weight_bytes, prefill.self_draftable.view(**self.view)
         self._inner = DraftModel(self._seen, length=self.length, policy=self.policy)

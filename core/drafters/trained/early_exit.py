@@ -38,8 +38,9 @@ class Early(HeadRunner):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if self.self_draftable is None:
             raise Incompatible(
-                "this drafter runs the target's first layers alone, and this target has no such view; use a model of "
-                "the Llama or Qwen family, or another drafter"
+                "this drafter runs the target's first layers alone, and this target (a transformers model, or a row of "
+                "a continuous batch) has no such view; use generate() with a model that our own decoder runs (Llama, "
+                "Qwen, Mistral, Gemma, ...), or another drafter"
             )
         self._pipeline = reduced(sampling, prompts, self.vocabulary, self.device, self.draft_head.words.vocabulary)
         view = self.self_draftable.view(exit=self.draft_head.exit)

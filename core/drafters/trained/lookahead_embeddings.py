@@ -190,8 +190,8 @@ class PaSS(WeightFree):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         if prefill.self_draftable is None or not prefill.self_draftable.reads_embeddings:
             raise Incompatible(
-                "PaSS feeds the target learned embeddings, which this target does not support; use a model that runs "
-                "on our own decoder (the Llama or Qwen family), or another drafter"
+                "PaSS feeds the target learned embeddings, which this target does not support; use a model that our "
+                "own decoder runs (Llama, Qwen, Mistral, Gemma, ...), or another drafter"
             )
         self._draws = self.drawn and not sampling.greedy
         self._distribution: Distribution | None = None  # [B, L, S] of the next positions, None: not known

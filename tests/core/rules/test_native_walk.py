@@ -105,6 +105,8 @@ def settings() -> list[Any]:
             for rule in RULES.values():
                 if not rule.lossless or (rule.name == "block" and name != "draft-model"):
                     continue
+                if number and rule.same_tokens:  # these have no compiled code, under any option
+                    continue
                 for sampling in SAMPLINGS:
                     quick = (
                         number < (3 if name == "jacobi" else 1)
@@ -207,7 +209,7 @@ def z_score(
 
     make, (limit, *_) = how.get("make", target), how.get("limits", LIMITS)
     case = Case(target=make, drafter=drafter, rule=rule, prompts=PROMPTS, sampling=sampling, limits=(limit,))
-    counts = sample_output(case, 20_000, rng=counter)
+    counts = sample_output(case, 10_000, rng=counter)
     expected = [target_distribution(make(), prompt, sampling, limit) for prompt in PROMPTS]
     scores = [chi_square_z(*pair) for pair in zip(counts, expected, strict=True)]
     return max(scores, key=abs), made[0].fed
@@ -220,5 +222,5 @@ def test_faults_in_compiled_code_are_seen_in_draws(name: str, measured: Any) -> 
     right, fed = z_score(*FAULTS[name])
     with native_fault(name):
         wrong, _ = z_score(*FAULTS[name])
-    measured("20,000 draws: z of faults in compiled code, which must be caught", name=name, value=wrong)
+    measured("20,000 draws, half a prompt: z of faults in compiled code, which must be caught", name=name, value=wrong)
     assert abs(right) < 5 and fed and wrong > 10
