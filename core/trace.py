@@ -18,6 +18,16 @@ from outrider.core.errors import TraceError
 
 SCHEMA = 1
 _LARGEST = 5_000_000  # characters of JSON
+_PROBABILITY = (-0.01, 1.01)  # with room for rounding
+_RANGES = {  # of the numbers in a step that is read
+    "drafted": (-1, 2**31 - 1),  # -1: a rejected token that an engine did not report
+    "emitted": (-1, 2**31 - 1),
+    "chance": _PROBABILITY,
+    "p": _PROBABILITY,
+    "q": _PROBABILITY,
+    "total_variation": _PROBABILITY,
+}
+_LARGEST_NUMBER = 2**62
 _READING = {"strict": True, "extra": "forbid", "allow_inf_nan": False}  # how pydantic checks what it reads
 Plain = str | int | float | bool | None
 Source = Literal["drafted", "relaxed", "resampled", "bonus"]
@@ -134,10 +144,7 @@ class Trace:
             where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
             place = ".".join(str(part)[:40] for part in where["loc"]) or "the file"
             raise TraceError(f"not a trace: {place}: {str(where['msg'])[:100]}") from None
-        if trace.schema != SCHEMA:
-            raise TraceError(f"the trace has schema {trace.schema}; this version reads schema {SCHEMA}")
-        for step in trace.steps:
-            _check(step)
+        check(trace)
         return trace
 
 
@@ -233,8 +240,20 @@ def versions() -> dict[str, str]:
     return {"outrider": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
+def check(trace: Trace) -> None:
+    """Raise TraceError for a trace of another schema, or with values that contradict each other or are out of range."""
+    if trace.schema != SCHEMA:
+        raise TraceError(f"the trace has schema {trace.schema}; this version reads schema {SCHEMA}")
+    for name, values in (("options", trace.options), ("machine", trace.machine), ("trace", {"memory": trace.memory})):
+        for key, value in values.items():
+            if isinstance(value, int | float) and abs(value) > _LARGEST_NUMBER:
+                raise TraceError(f"{name}: {key[:40]!r} is a number with an absolute value above 2^62")
+    for step in trace.steps:
+        _check(step)
+
+
 def _check(step: Step) -> None:
-    """Refuse a step whose parts contradict each other."""
+    """Refuse a step whose parts contradict each other, or with a number out of its range."""
     nodes = len(step.drafted)
     consistent = (
         all(len(part) == nodes for part in (step.parents, step.fixed, step.tried))
@@ -249,11 +268,16 @@ def _check(step: Step) -> None:
             len(part) in (0, len(step.emitted))
             for part in (step.total_variation, step.logprobs, step.alternatives, step.entropy)
         )
-        and step.row >= 0
-        and step.index >= 0
+        and 0 <= step.row < 2**31
+        and 0 <= step.index < 2**31
     )
+    which = f"step {str(step.index)[:12]} of row {str(step.row)[:12]}"
     if not consistent:
-        raise TraceError(
-            f"step {step.index} of row {step.row} contradicts itself: "
-            "its lists differ in length or point outside the draft"
-        )
+        raise TraceError(f"{which} contradicts itself: its lists differ in length or point outside the draft")
+    for name, (low, high) in _RANGES.items():
+        values = getattr(step, name)
+        if values and not (low <= min(values) and max(values) <= high):
+            raise TraceError(f"{which} has a value of {name!r} outside {low} to {high}")
+    seconds = (step.times.draft, step.times.score, step.times.rule, step.times.rest)
+    if not (min(seconds) >= 0 and max(seconds) <= 1e9 and 0 <= step.cost <= 1e9):
+        raise TraceError(f"{which} has times or a cost outside 0 to 1e9")

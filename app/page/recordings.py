@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from outrider.app.page import validate
 from outrider.core.errors import InvalidOption, TraceError
-from outrider.core.trace import Trace
+from outrider.core.trace import Trace, check
 
 Modality = Literal["text", "image", "speech"]
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
@@ -26,6 +26,8 @@ _READING = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 _LONGEST_NAME = 200  # characters of a token
 _PNG, _WAV = b"\x89PNG\r\n\x1a\n", b"RIFF"
 _STEPS = 20_000
+_PIXELS = 2048  # of an image's side
+_SECONDS = 600  # of sound
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def _validated(recording: Recording) -> Recording:
     """The recording, if its values are consistent and within limits."""
     if recording.recording != _SCHEMA:
         raise TraceError(f"the recording has schema {recording.recording}; this version reads schema {_SCHEMA}")
-    trace = Trace.from_json(recording.trace.to_json())  # checks that steps are consistent
+    trace = recording.trace
+    check(trace)
     if not trace.steps:
         raise TraceError("the trace has no steps, so there is nothing to show")
     if len(trace.steps) > _STEPS:
@@ -125,9 +128,15 @@ def _validated(recording: Recording) -> Recording:
         from outrider.speech.audio import Sound
 
         try:
-            Sound.load(BytesIO(b64decode(recording.sound)))
+            seconds = Sound.load(BytesIO(b64decode(recording.sound))).seconds
         except InvalidOption as error:
             raise TraceError(f"the recording's sound can't be played: {error}") from None
+        if seconds > _SECONDS:
+            raise TraceError(f"the recording's sound takes {seconds:,.0f} s; the limit is {_SECONDS} s")
+    if not all(0 <= second <= _SECONDS for second in (*recording.starts, *(second for second, _ in recording.words))):
+        raise TraceError(f"a token or a word of the recording starts outside 0 to {_SECONDS} s")
+    if recording.picture and not all(0 < side <= _PIXELS for side in _sides(recording.picture)):
+        raise TraceError(f"the recording's image has a side of 0 or more than {_PIXELS:,} pixels")
     if recording.plain is not None:
         if recording.plain.plain is not None or recording.plain.modality != recording.modality:
             raise TraceError("the plain recording in this one has another modality or a plain recording of its own")
@@ -140,6 +149,12 @@ def _starts_with(data: str, magic: bytes) -> bool:
         return b64decode(data, validate=True).startswith(magic)
     except (binascii.Error, ValueError):
         return False
+
+
+def _sides(picture: str) -> tuple[int, int]:
+    """The width and the height that the header of a PNG file in base64 states."""
+    header = b64decode(picture[:32])
+    return int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
 
 
 def examples() -> dict[str, Path]:

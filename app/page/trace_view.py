@@ -170,8 +170,11 @@ def picture_pair(recording: Recording) -> Any:
     from PIL import Image
 
     data = (recording.plain.picture, recording.picture)
-    pictures = [Image.open(io.BytesIO(b64decode(picture)), formats=["PNG"]) for picture in data]
-    if any(max(picture.size) > 1024 for picture in pictures):
+    try:
+        pictures = [Image.open(io.BytesIO(b64decode(picture)), formats=["PNG"]) for picture in data]
+        if any(max(picture.size) > 1024 for picture in pictures):
+            return gr.update(visible=False, value=None)
+        pair = tuple(picture.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for picture in pictures)
+    except (OSError, ValueError, SyntaxError):  # of a damaged file
         return gr.update(visible=False, value=None)
-    pair = tuple(picture.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for picture in pictures)
     return gr.update(visible=True, value=pair)

@@ -19,23 +19,28 @@ _BARS = 160  # bars of a chart at most
 def by_position(summary: Summary) -> Drawing:
     """The acceptance rate of each position of a draft: of all drafts, and of those whose earlier positions were
     accepted."""
-    count = len(summary.by_position)
-    plot = Plot("acceptance by position", "position in the draft", (0.4, max(count, 1) + 0.6), 1.0, percent=True)
-    for position, (share, reached) in enumerate(zip(summary.by_position, summary.conditional, strict=True), 1):
+    shares, where_reached = summary.by_position[:_BARS], summary.conditional[:_BARS]
+    count, name = len(shares), "position in the draft" + _of(len(summary.by_position))
+    plot = Plot("acceptance by position", name, (0.4, max(count, 1) + 0.6), 1.0, percent=True)
+    for position, (share, reached) in enumerate(zip(shares, where_reached, strict=True), 1):
         tip = f"position {position}: accepted in {share:.1%} of drafts, {reached:.1%} where it was reached"
         plot.bar(position - 0.35, position + 0.35, 0, share, STYLES["drafted"].colour, tip)
-    plot.curve(list(enumerate(summary.conditional, 1)), SERIES[1], dots=True)
+    plot.curve(list(enumerate(where_reached, 1)), SERIES[1], dots=True)
     plot.key("of all drafts", STYLES["drafted"].colour)
     plot.key("where reached", SERIES[1])
     return plot.drawn([(position, str(position)) for position in _ticks(range(1, count + 1))])
 
 
+def _of(count: int) -> str:
+    return f" (the first {_BARS} of {count})" if count > _BARS else ""
+
+
 def histogram(summary: Summary) -> Drawing:
     """How many target passes accepted 0, 1, 2, ... draft tokens."""
-    counts = summary.histogram
+    counts = summary.histogram[:_BARS]
     plot = Plot(
         "accepted tokens per target pass",
-        "accepted draft tokens",
+        "accepted draft tokens" + _of(len(summary.histogram)),
         (-0.6, max(len(counts), 2) - 0.4),
         max(counts, default=1),
         "target passes",

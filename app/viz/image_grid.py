@@ -6,6 +6,7 @@ Pure functions of steps, for the page and for notebooks. Images are given as dat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from outrider.app.viz.svg import Drawing, box, drawing, label, number, safe, side_by_side
 from outrider.app.viz.token_styles import STYLES
@@ -69,7 +70,8 @@ def ramp(share: float) -> str:
 def source_grid(steps: Sequence[Step], rows: int, columns: int, *, light: bool = False) -> Drawing:
     """The source of each code of an image: drafted, relaxed, resampled or bonus."""
     side, parts = 14, []
-    for index, source in enumerate(source for step in steps for source in step.sources):
+    sources = islice((source for step in steps for source in step.sources), rows * columns)
+    for index, source in enumerate(sources):
         row, column = divmod(index, columns)
         x, y, style = column * side, row * side, STYLES[source]
         tip = "" if light else f"row {row + 1}, column {column + 1}: {style.description}"

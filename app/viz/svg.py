@@ -17,6 +17,7 @@ _SYMBOLS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 _TEMPLATE = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;"})  # Gradio's HTML is a template
 WIDTH, HEIGHT = 440, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 10, 12, 34
+_POINTS = 2000  # of a curve
 
 
 class Drawing(str):
@@ -141,6 +142,8 @@ class Plot:
         self.parts.append(box(x, y, width, self.height(low) - y, colour, title=title, more=more))
 
     def curve(self, points: Sequence[tuple[float, float]], colour: str, *, dash: str = "", dots: bool = False) -> None:
+        if len(points) > _POINTS:
+            points = [*points[:: -(-len(points) // _POINTS)], points[-1]]
         fit = [(self.at(x), self.height(min(max(y, 0), self.top))) for x, y in points]
         if len(fit) > 1:
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in fit)

@@ -58,9 +58,10 @@ def nodes_of(step: Step) -> Iterator[tuple[Kind, int, int | None, int | None]]:
         if step.tried[node]:
             tried.setdefault(parent, []).append(node)
     for level, (token, source) in enumerate(zip(step.emitted, step.sources, strict=True)):
-        previous = step.path[level - 1] if level else -1
         accepted = step.path[level] if level < len(step.path) else None
-        for node in tried.get(previous, [])[:_SIBLINGS]:
-            if node != accepted:
-                yield "rejected", step.drafted[node], node, None
+        if level <= len(step.path):  # some engines report more committed tokens than accepted nodes
+            previous = step.path[level - 1] if level else -1
+            for node in tried.get(previous, [])[:_SIBLINGS]:
+                if node != accepted:
+                    yield "rejected", step.drafted[node], node, None
         yield source, token, accepted, level

@@ -6,7 +6,7 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from outrider.app.viz.svg import Drawing, box, cut, drawing, label, safe, visible
@@ -15,6 +15,9 @@ from outrider.core.trace import Step, Trace
 
 Name = Callable[[int], str]
 _NODES = 72  # nodes of a tree that are drawn at most
+_ROWS = 64  # of a table
+_ROOM = 3_000_000  # characters of HTML after which no more tokens of a trace are drawn
+_LIKELIEST = 8  # tokens in a tooltip
 _TINT = "44"  # alpha of background colours
 
 
@@ -50,7 +53,7 @@ def conditions(trace: Trace) -> str:
     if isinstance(options.get("temperature"), int | float):
         parts.append(f"temperature {options['temperature']:g}")
     parts += [f"seed {trace.seed}", str(device), f"{trace.memory / 2**30:.2f} GiB peak memory" if trace.memory else ""]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(cut(part, 200) for part in parts if part)
 
 
 def badge(lossless: bool) -> Drawing:
@@ -111,9 +114,11 @@ def tokens(
     before: str = "",
 ) -> Drawing:
     """The output, each token coloured by its source, with rejected tokens where they were drafted. `before` is text
-    in front of it. Steps after `current` are faint; with `clock`, each step appears at its second.
+    in front of it. Steps after `current` are faint; with `clock`, each step appears at its second. Tokens beyond
+    about 3 MB of HTML are counted, not drawn.
     """
     parts = [f'<span style="opacity:.6">{_escaped(before)}</span>'] if before else []
+    room, drawn = _ROOM, 0
     for index, step in enumerate(steps):
         css = ""
         if current is not None and index > current:
@@ -121,22 +126,30 @@ def tokens(
         elif current == index:
             css = ";outline:1.5px solid currentColor"
         css += f";--at:{clock[index]:.3f}s" if clock is not None else ""
-        parts.append(step_tokens(step, name, rejected=rejected, css=css))
+        for kind, html in _step_tokens(step, name, rejected, css):
+            room, drawn = room - len(html), drawn + (kind != "rejected")
+            parts.append(html)
+            if room < 0:
+                break
+        if room < 0:
+            parts.append(f"… {sum(len(step.emitted) for step in steps) - drawn} more tokens, not shown")
+            break
     return running_text("".join(parts), race=clock is not None)
 
 
 def step_tokens(step: Step, name: Name, *, rejected: bool = True, css: str = "", tips: bool = True) -> str:
     """The tokens of one step as HTML; `tips` adds tooltips."""
-    parts = []
+    return "".join(html for _, html in _step_tokens(step, name, rejected, css, tips))
+
+
+def _step_tokens(step: Step, name: Name, rejected: bool, css: str, tips: bool = True) -> Iterator[tuple[Kind, str]]:
     for kind, token, node, level in nodes_of(step):
         if kind == "rejected" and not rejected:
             continue
         tag = "s" if kind == "rejected" else "span"
         tip = f' tabindex="-1" title="{safe(tooltip(step, kind, token, node, level, name))}"' if tips else ""
-        parts.append(
-            f'<{tag} class="or-t"{tip} style="{style(kind)}{css}">{_escaped(name(token), kind != "rejected")}</{tag}>'
-        )
-    return "".join(parts)
+        text = _escaped(name(token), kind != "rejected")
+        yield kind, f'<{tag} class="or-t"{tip} style="{style(kind)}{css}">{text}</{tag}>'
 
 
 def running_text(inner: str, *, race: bool = False) -> Drawing:
@@ -158,7 +171,8 @@ def tooltip(step: Step, kind: Kind, token: int, node: int | None, level: int | N
         numbers = f"p {step.p[node]:.3f}, {proposal(step, node)}"
         parts.append(f"{numbers}, acceptance probability {step.chance[node]:.3f}")
     if level is not None and level < len(step.alternatives):
-        likely = ", ".join(f"“{visible(name(other))}” {share:.1%}" for other, share in step.alternatives[level])
+        shares = step.alternatives[level][:_LIKELIEST]
+        likely = ", ".join(f"“{visible(name(other))}” {share:.1%}" for other, share in shares)
         parts.append(f"most likely for the target: {likely}")
     if level is not None and level < len(step.total_variation) and step.total_variation[level]:
         parts.append(f"total variation {step.total_variation[level]:.4f}")
@@ -271,10 +285,10 @@ def _node(x: float, y: float, text: str, numbers: str, kind: Kind | None, tip: s
 
 
 def step_table(step: Step, name: Name = numbered) -> list[list[str]]:
-    """Rows of every tried node and committed token of a step: kind, token, p, q, acceptance probability, total
+    """Rows of the first tried nodes and committed tokens of a step: kind, token, p, q, acceptance probability, total
     variation."""
     rows = []
-    for kind, token, node, level in nodes_of(step):
+    for kind, token, node, level in islice(nodes_of(step), _ROWS):
         total_variation = (
             f"{step.total_variation[level]:.4f}" if level is not None and level < len(step.total_variation) else ""
         )

@@ -11,6 +11,8 @@ from outrider.app.viz.svg import Drawing, box, drawing, label, safe, stroke
 from outrider.app.viz.token_styles import STYLES
 from outrider.core.trace import Step
 
+_TOKENS, _WORDS, _TICKS = 10_000, 1_000, 120  # that are drawn at most
+
 
 def strip(
     steps: Sequence[Step],
@@ -43,9 +45,9 @@ def strip(
     if mel:
         parts.append(f'<image href="{safe(mel)}" x="0" y="{y}" width="{wide}" height="76" preserveAspectRatio="none"/>')
         y += 82
-    first = 0
+    first, last = 0, min(len(starts), _TOKENS)
     for index, round_ in enumerate(steps):
-        tokens = list(range(first, min(first + len(round_.emitted), len(starts))))
+        tokens = list(range(first, min(first + len(round_.emitted), last)))
         first += len(round_.emitted)
         if not tokens:
             continue
@@ -63,9 +65,9 @@ def strip(
             inner += box(x, y + 14, width, 18, style.colour, title=f"{tip}; {style.description}")
         parts.append(f"<g{timed}>{inner}</g>")
     y += 36
-    for tick in range(int(duration) + 1):
+    for tick in range(0, int(duration) + 1, 1 + int(duration) // _TICKS):
         parts.append(stroke(at(tick), y - 2, at(tick), y + 3, opacity=0.6))
         parts.append(label(max(at(tick), 6), y + 14, f"{tick} s", size=10))
-    parts += [label(at(when) + 2, y + 30, word, anchor="start", size=11) for when, word in words]
+    parts += [label(at(when) + 2, y + 30, word, anchor="start", size=11) for when, word in words[:_WORDS]]
     inner = drawing(parts, wide, y + (38 if words else 20), "sound and rounds", scale=1.4)
     return Drawing(f'<div class="or-wide" style="overflow-x:auto"><div style="min-width:520px">{inner}</div></div>')
