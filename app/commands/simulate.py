@@ -56,7 +56,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulate the speedup of drafters on a table of devices, from target passes measured on this machine."""
-    from outrider.core.assets.store import read_json, write_atomically
+    from outrider.core.assets.files import read_json, write_atomically
     from outrider.core.errors import InvalidOption
     from outrider.core.paths import cache_folder
 

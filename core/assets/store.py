@@ -9,7 +9,6 @@ the weights compute.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from argparse import Namespace
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.assets.catalogue import ASSETS, Asset
+from outrider.core.assets.files import AssetError, read_json, write_atomically, write_tensors, writing
 from outrider.core.assets.sources import SourceError
-from outrider.core.errors import OutriderError, unknown
+from outrider.core.errors import unknown
 from outrider.core.paths import cache_folder
 
 if TYPE_CHECKING:
@@ -43,10 +43,12 @@ __all__ = [
     "read_json",
     "transformers_model",
     "write_atomically",
+    "write_tensors",
 ]
 
 _NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin"})
 _MAX_TENSORS = 10_000
+_SIZES = ".sizes.json"  # of the files of a converted folder
 _PATIENCE = 1.0  # seconds of loading without a progress bar
 HUB_FILES = (
     "*.safetensors",
@@ -64,10 +66,6 @@ HUB_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
 )
-
-
-class AssetError(OutriderError):
-    """An asset could not be fetched, or a file is malformed."""
 
 
 def fetch(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
@@ -100,9 +98,7 @@ def convert_gguf(file: Path, dtype: str = "float32") -> Path:
     if not file.is_file():
         raise AssetError(f"there is no file {file}")
     folder = cache_folder() / "converted" / f"{gguf.fingerprint(file)}-{dtype}"
-    if not folder.is_dir():
-        _make(folder, partial(gguf.convert, file, dtype=dtype), folder.is_dir)
-    return folder
+    return _converted(folder, partial(gguf.convert, file, dtype=dtype))
 
 
 def convert_pickle(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
@@ -111,9 +107,7 @@ def convert_pickle(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
         raise unknown("asset", name, table)
     (file,) = table[name].sources[0].files
     folder = cache_folder() / "converted" / f"{name}-{file.sha256[:16]}"
-    if not folder.is_dir():
-        _make(folder, partial(_convert, fetch(name, table=table) / file.name), folder.is_dir)
-    return folder / "model.safetensors"
+    return _converted(folder, lambda made: _convert(fetch(name, table=table) / file.name, made)) / "model.safetensors"
 
 
 def extract_zip(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
@@ -122,8 +116,25 @@ def extract_zip(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
         raise unknown("asset", name, table)
     (file,) = table[name].sources[0].files
     folder = cache_folder() / "converted" / f"{name}-{file.sha256[:16]}"
-    if not folder.is_dir():
-        _make(folder, partial(_unzip, fetch(name, table=table) / file.name), folder.is_dir)
+    return _converted(folder, lambda made: _unzip(fetch(name, table=table) / file.name, made))
+
+
+def _converted(folder: Path, convert: Callable[[Path], object]) -> Path:
+    """A folder of converted files, which are converted again if one of them no longer has its size."""
+
+    def fill(made: Path) -> None:
+        convert(made)
+        (made / _SIZES).write_text(json.dumps({path.name: path.stat().st_size for path in made.iterdir()}))
+
+    def whole() -> bool:
+        try:
+            sizes = json.loads((folder / _SIZES).read_text())
+            return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    if not whole():
+        _make(folder, fill, whole)
     return folder
 
 
@@ -135,9 +146,7 @@ def _unzip(file: Path, folder: Path) -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(_unpickle(file), str(folder / "model.safetensors"))
+    write_tensors(folder / "model.safetensors", _unpickle(file))
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
@@ -171,24 +180,15 @@ def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]
             return
         partial_ = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial_, ignore_errors=True)  # left by a process that was killed
-        partial_.mkdir(parents=True)
+        with writing(partial_):
+            partial_.mkdir(parents=True)
         try:
-            fill(partial_)
+            with writing(folder):
+                fill(partial_)
             shutil.rmtree(folder, ignore_errors=True)
             partial_.replace(folder)
         finally:
             shutil.rmtree(partial_, ignore_errors=True)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file by renaming a complete temporary one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -252,19 +252,6 @@ def hub_folder(repo: str, *, revision: str | None = None, patterns: Sequence[str
         raise AssetError(f"'{repo}' could not be downloaded from the hub: {str(error).splitlines()[0]}") from None
 
 
-def read_json(path: Path, *, runs_code: bool = True) -> dict[str, Any]:
-    """A third-party config file; raises if it is no dictionary, or names code to run that its reader could run."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise AssetError(f"{path} is not JSON: {str(error)[:100]}") from None
-    if not isinstance(config, dict):
-        raise AssetError(f"{path} holds a {type(config).__name__}; expected a dictionary")
-    if runs_code and config.get("auto_map"):
-        raise AssetError(f"{path} names code of its own to run (auto_map), which is not supported")
-    return config
-
-
 class Checkpoint(Mapping[str, "Tensor"]):
     """The tensors of a folder's safetensors files, or of one file; each is read on access."""
 
@@ -278,7 +265,9 @@ class Checkpoint(Mapping[str, "Tensor"]):
                 file = safe_open(path, framework="pt", device="cpu")
                 names: list[str] = file.keys()  # type: ignore[no-untyped-call]
             except (SafetensorError, OSError) as error:
-                raise AssetError(f"{path} is not a whole safetensors file: {error}") from None
+                raise AssetError(
+                    f"{path} is not a whole safetensors file ({error}); download or convert it again"
+                ) from None
             self._file_of.update(dict.fromkeys(names, file))
             if len(self._file_of) > _MAX_TENSORS:
                 raise AssetError(f"{path} names more than {_MAX_TENSORS:,} tensors")
@@ -290,10 +279,14 @@ class Checkpoint(Mapping[str, "Tensor"]):
         return tensor
 
     @property
+    def shapes(self) -> list[Sequence[int]]:
+        """The shapes of the tensors, read from the files' headers."""
+        return [file.get_slice(name).get_shape() for name, file in self._file_of.items()]  # type: ignore[no-untyped-call]
+
+    @property
     def numel(self) -> int:
-        """The number of weights, read from the files' headers."""
-        shapes = (file.get_slice(name).get_shape() for name, file in self._file_of.items())  # type: ignore[no-untyped-call]
-        return sum(prod(shape) for shape in shapes)
+        """The number of weights."""
+        return sum(map(prod, self.shapes))
 
     @contextmanager
     def progress(self, name: str) -> Iterator[None]:

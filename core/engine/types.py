@@ -5,6 +5,7 @@ Data only; the computation is in outrider.core.engine.network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -81,8 +82,11 @@ class Config:
             "context",
         )
         for name in counts:
-            if getattr(self, name) < 1:
-                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be 1 or more")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be a whole number of 1 or more")
+        for name in ("rope_theta", "norm_eps"):
+            if not isinstance(getattr(self, name), int | float) or not 0 < getattr(self, name) < math.inf:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be a number above 0")
         if self.heads % self.kv_heads:
             raise InvalidOption(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.rope_scaling is not None and self.rope_scaling[0] == "grid" and self.head_dim % 4:

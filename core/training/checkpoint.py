@@ -6,23 +6,33 @@ are not in the file. Callers of `load` pass the classes of draft heads by name.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from outrider.core.assets.store import Checkpoint, read_json
+from outrider.core.assets.files import read_json, write_atomically, write_tensors
+from outrider.core.assets.store import Checkpoint
 from outrider.core.errors import Incompatible, OutriderError, unknown
 from outrider.core.trace import machine, versions
 from outrider.core.training.draft_head import DraftHead
 
 SCHEMA = 1
 _SCALE, _LARGE = ".scale", 4096  # suffix of a scale's name; elements from which a matrix is stored in 8 bits
-_MAX_NUMBER = 1 << 20  # in a configuration; a larger one means that the file is damaged
+_MOST = 256  # of what a configuration counts and its file holds no tensor of, such as tokens drafted in one pass
+_SIZES = ("heads", "kv_heads", "head_dim", "intermediate_size")  # in the form of a layer
+_FEW_WEIGHTS = 1 << 25  # are made whatever the file holds
 
 
 class DraftHeadError(OutriderError):
@@ -34,8 +44,6 @@ def save(
 ) -> None:
     """Write weights and their JSON, each atomically. Large matrices are stored in `bits` bits, except in 16 those whose
     names start with one of `finer`."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     for name, tensor in draft_head.state_dict().items():
         weights = tensor.detach().cpu()
@@ -44,23 +52,16 @@ def save(
             tensors[name], tensors[name + _SCALE] = _rounded(weights.float())
         else:
             tensors[name] = (weights.bfloat16() if weights.is_floating_point() else weights).contiguous()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    save_file(tensors, str(partial))
-    partial.chmod(0o644)  # safetensors creates files readable only by their owner
-    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    write_tensors(path, tensors)
     about = {
         "schema": SCHEMA,
         "architecture": type(draft_head).__name__,
         "config": dict(draft_head.config),
         "provenance": {**provenance, "machine": machine(), "versions": versions()},
-        "bytes": partial.stat().st_size,
-        "sha256": digest,
+        "bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-    partial.replace(path)
-    written = path.with_suffix(".json.partial")
-    written.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    written.replace(path.with_suffix(".json"))
+    write_atomically(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
 
 
 def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,21 +91,78 @@ def about(path: Path) -> dict[str, Any]:
     return data
 
 
-def _made(path: Path, kind: Callable[..., DraftHead], target: Any, config: Mapping[str, Any]) -> DraftHead:
-    for name, value in config.items():
-        if isinstance(value, int) and value > _MAX_NUMBER:
-            raise DraftHeadError(
-                f"{path.with_suffix('.json')} has a {name} of {value:,}; it is damaged: train the weights again"
-            )
+def _made(
+    path: Path, kind: Callable[..., DraftHead], target: Any, config: Mapping[str, Any], tensors: Checkpoint
+) -> DraftHead:
+    """A draft head of a configuration whose values have the types of its arguments, and no more weights than its file
+    can fill."""
+    where = path.with_suffix(".json")
+    largest = max((size for shape in tensors.shapes if math.prod(shape) for size in shape), default=0)
+    known = max(largest, getattr(target, "vocabulary", 0), _MOST)
+    form = config.get("form")
+    sizes = {name: form.get(name) for name in _SIZES} if isinstance(form, Mapping) else {}
+    for name, value in [*config.items(), *sizes.items()]:
+        if isinstance(value, int) and value > known:
+            raise DraftHeadError(f"{where} has a {name} of {value:,}; it is damaged: train the weights again")
+    weights = max(4 * tensors.numel, getattr(target, "weight_bytes", 0) // 2, _FEW_WEIGHTS)
     try:
-        return kind(target, **config)
+        _arguments(kind)(**config)
+        with _at_most(weights):
+            draft_head = kind(target, **config)
     except OutriderError:
         raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DraftHeadError(
+            f"{where} is not the configuration of a {kind.__name__}: {'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']:.150}"
+        ) from None
     except Exception as error:  # a wrong configuration can fail in any way
         reason = " ".join(str(error).split())[:200]
-        raise DraftHeadError(
-            f"{path.with_suffix('.json')} is not the configuration of a {kind.__name__}: {reason}"
-        ) from None
+        raise DraftHeadError(f"{where} is not the configuration of a {kind.__name__}: {reason}") from None
+    if isinstance(depth := getattr(draft_head, "depth", None), int) and depth > _MOST:
+        raise DraftHeadError(f"{where} drafts {depth:,} tokens in one pass; at most {_MOST} are drafted")
+    return draft_head
+
+
+@functools.cache
+def _arguments(kind: Callable[..., DraftHead]) -> type[BaseModel]:
+    """A strict model of a class's keyword arguments, those of its base classes included."""
+    found: dict[str, Any] = {}
+    for each in inspect.getmro(kind) if isinstance(kind, type) else (kind,):
+        made = each.__dict__.get("__init__") if isinstance(each, type) else each
+        if made is None:
+            continue
+        hints, parameters = get_type_hints(made), inspect.signature(made).parameters.values()
+        for one in parameters:
+            if one.kind is one.KEYWORD_ONLY and one.name not in found:
+                default = ... if one.default is one.empty else one.default
+                found[one.name] = (hints[one.name], Field(default, alias=one.name))
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
+    rules = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    names = {f"argument_{name}": given for name, given in found.items()}  # a name may be one of the model's own
+    model: type[BaseModel] = create_model("Arguments", __config__=rules, **names)
+    return model
+
+
+@contextmanager
+def _at_most(weights: int) -> Iterator[None]:
+    """Raise DraftHeadError as soon as the modules made within have more weights."""
+    count, thread = 0, threading.get_ident()
+
+    def counted(module: nn.Module, name: str, parameter: Tensor | None) -> None:
+        nonlocal count
+        if parameter is not None and threading.get_ident() == thread:
+            count += parameter.numel()
+            if count > weights:
+                raise DraftHeadError("its configuration describes many times the weights that its file holds")
+
+    handle = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def begin(draft_head: DraftHead, path: Path, say: Callable[[str], None]) -> None:
@@ -133,8 +191,8 @@ def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any)
     kind = str(facts.get("architecture"))
     if kind not in kinds:
         raise unknown("kind of trained weights", kind, kinds)
-    draft_head = _made(path, kinds[kind], target, facts["config"])
     tensors = Checkpoint(path)
+    draft_head = _made(path, kinds[kind], target, facts["config"], tensors)
     own = draft_head.state_dict()
     mismatched = [name for name, expected in own.items() if not _fits(tensors, name, expected)]
     unused = [name for name in tensors if name.removesuffix(_SCALE) not in own]

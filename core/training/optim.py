@@ -6,6 +6,7 @@ planned. Independent of what is trained.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import _muon
 
+from outrider.core.assets.files import writing
 from outrider.core.errors import OutriderError
 from outrider.core.kernels.native import halves
 
@@ -70,15 +72,27 @@ def save_checkpoint(accelerator: Any, out: Path, state: Mapping[str, Any]) -> No
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial))
-    if not accelerator.is_main_process:
-        return
-    (partial / _STATE).write_text(json.dumps(state), encoding="utf-8")
+    try:
+        with writing(place):
+            accelerator.save_state(str(partial))
+            accelerator.wait_for_everyone()
+            if not accelerator.is_main_process:
+                return
+            files = {file.name: _digest(file) for file in sorted(partial.iterdir()) if file.is_file()}
+            (partial / _STATE).write_text(json.dumps({**state, "files": files}), encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
         place.rename(old)
     partial.rename(place)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def load_checkpoint(accelerator: Any, out: Path, label: str, kind: type[T]) -> T | None:
@@ -89,12 +103,18 @@ def load_checkpoint(accelerator: Any, out: Path, label: str, kind: type[T]) -> T
         return None
     try:
         values = json.loads(files[0].read_text(encoding="utf-8"))
-        owner = values.pop("of")
+        owner, digests = values.pop("of"), TypeAdapter(dict[str, str]).validate_python(values.pop("files", {}))
         state = TypeAdapter(kind).validate_python(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TrainingError(f"{files[0]} is damaged ({' '.join(str(error).split()):.150}); remove {out}") from None
     if owner != label:
         raise TrainingError(f"the checkpoint in {out} is of {owner}, not of {label}; use another folder or remove it")
+    for name, digest in digests.items():  # accelerate passes over some files that it cannot read
+        file = files[0].parent / Path(name).name
+        if not file.is_file() or _digest(file) != digest:
+            raise TrainingError(
+                f"the checkpoint in {out} is damaged ({name}); remove {out}, or start over with --no-resume"
+            )
     try:
         accelerator.load_state(str(files[0].parent))
     except Exception as error:  # a damaged checkpoint can fail in any way

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.device import keep_memory
 from outrider.core.errors import InvalidOption
 from outrider.core.training.optim import Clock, accelerator, load_checkpoint, optimisers, save_checkpoint
@@ -249,7 +250,7 @@ class Trainer:
                 self.training.save(name, models[name], self._provenance(name, models[name], result))
         if not self.quiet:
             print(f"{self.label}: {self._row(row)}", flush=True)
-        (self.out / "curve.json").write_text(json.dumps(progress.history, indent=1) + "\n", encoding="utf-8")
+        write_atomically(self.out / "curve.json", json.dumps(progress.history, indent=1) + "\n")
 
     def _is_best(self, name: str, value: float) -> bool:
         best = self.progress.best.get(name)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.assets.store import Checkpoint, read_json
+from outrider.core.assets.files import read_json, write_atomically, write_tensors
+from outrider.core.assets.store import Checkpoint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -183,8 +184,6 @@ class Tokenizer(nn.Module):
     def save(self, folder: Path, provenance: Mapping[str, Any] | None = None) -> None:
         """Write the files that `load` and diffusers' VQModel.from_pretrained read. All weights but the codebook are in
         16 bits."""
-        from safetensors.torch import save_file
-
         layout, depth = self.layout, len(self.layout.channels)
         config = {
             "_class_name": "VQModel",
@@ -202,15 +201,12 @@ class Tokenizer(nn.Module):
             "mid_block_add_attention": False,
             "lookup_from_codebook": True,
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_atomically(folder / "config.json", json.dumps(config, indent=1))
         metadata = {**asdict(layout), "provenance": dict(provenance or {})}
-        (folder / "layout.json").write_text(json.dumps(metadata, indent=1), encoding="utf-8")
+        write_atomically(folder / "layout.json", json.dumps(metadata, indent=1))
         weights = {name: value.detach().half().cpu().contiguous() for name, value in self.state_dict().items()}
         weights["quantize.embedding.weight"] = self.codebook.detach().float().cpu().contiguous()
-        path = folder / "diffusion_pytorch_model.safetensors"
-        save_file(weights, path)
-        path.chmod(0o644)  # safetensors creates files that only their owner can read
+        write_tensors(folder / "diffusion_pytorch_model.safetensors", weights)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from outrider.core.assets.store import AssetError, Checkpoint
+from outrider.core.assets.files import AssetError, write_tensors
+from outrider.core.assets.store import Checkpoint
 from outrider.core.drafters.lookup.ngram import bigram_table
 from outrider.core.drafters.lookup.token_recycling import Successors
 from outrider.core.paths import cache_folder
@@ -56,15 +57,8 @@ def bigrams(model: TextModel) -> Tensor:
 
     with tqdm(total=target.vocabulary, unit=" tokens", desc="Bigrams, once for this model", leave=False) as bar:
         table = bigram_table(target, _SUCCESSORS, progress=bar.update)
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    path = _cached(model)
-    with suppress(OSError, SafetensorError):  # a cache that can't be written costs the same the next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".part")
-        save_file({"successors": table.int().cpu()}, beside)
-        beside.replace(path)
+    with suppress(OSError, AssetError):  # a cache that can't be written costs the same the next time
+        write_tensors(_cached(model), {"successors": table.int().cpu()})
     return table.cpu()
 
 

@@ -129,7 +129,7 @@ def _bridge(model: TextModel, other: TextModel) -> Bridge:
 def named_draft_model(model: TextModel, source: Any = None, drafter: str = DRAFT_MODEL.name) -> Any:
     """A draft model by name or file; None: the one trained for this target."""
     source = _target(model, source)
-    return _trained(model, recipes.draft_model_for(model.name, drafter) if source is None else drafter, source)
+    return _trained(model, recipes.draft_model_for(model.name, drafter) if source is None else DRAFT_MODEL.name, source)
 
 
 def _trained(model: TextModel, drafter: str, source: Any) -> Any:

@@ -242,22 +242,19 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
         raise Incompatible(
             f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}"
         )
-    if path.is_dir():
-        head = read_foreign(path, target)
-        kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else DraftHead
-        if not isinstance(kind, type) or not isinstance(head, kind):
-            runs = ", ".join(drafters_of(head))
-            raise Incompatible(
-                f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use; "
-                f"choose {runs or 'another'}"
-            )
-        return head
-    if not path.is_file():
+    if not path.is_dir() and not path.is_file():
         raise InvalidOption(
             f"there is no file {path}; give a file of trained weights, or the folder or hub id (owner/name) of a "
             "published draft head"
         )
-    return load_trained(path, KINDS, target)
+    head = read_foreign(path, target) if path.is_dir() else load_trained(path, KINDS, target)
+    kind = RECIPES[drafter].kind if drafter in RECIPES else DRAFTERS[drafter].draft_head if drafter else DraftHead
+    if not isinstance(kind, type) or not isinstance(head, kind):
+        runs = ", ".join(drafters_of(head))
+        raise Incompatible(
+            f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use; choose {runs or 'another'}"
+        )
+    return head
 
 
 def drafters_of(head: Any) -> list[str]:

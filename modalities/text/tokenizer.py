@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.assets.store import read_json
+from outrider.core.assets.files import read_json
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.text.untrusted.process import UntrustedError, check_tokenizer, shared
 
@@ -53,8 +53,8 @@ class Tokens:
         settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
         template = settings.get("chat_template")
         if isinstance(template, list):  # several named templates
-            named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-            template = named.get("default")
+            named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
+            template = next(named, {}).get("template")
         if (path := folder / "chat_template.jinja").is_file():
             try:
                 template = path.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.core.assets.store import write_atomically
+from outrider.core.assets.files import write_atomically
 from outrider.core.cost.break_even import DRAFTED, DRAFTED_CHEAPLY, Costs
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
@@ -45,7 +45,7 @@ def calibration(
     if wanted:
         measured = " ".join(_noted(size, measure(target(), members(), size)) for size in wanted)
         text = f"{text} {measured}".strip()
-        with suppress(OSError):  # a cache that can't be written costs a second the next time
+        with suppress(OSError, OutriderError):  # a cache that can't be written costs a second the next time
             write_atomically(path, text)
     return text
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.cost.theory import fit_pass_cost
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
@@ -51,7 +52,7 @@ class Calibration:
             "draft": self.draft,
             "passes": [list(pair) for pair in self.passes],
         }
-        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Calibration:

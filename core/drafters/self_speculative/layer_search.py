@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.cost.theory import speedup
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
@@ -49,7 +50,7 @@ class SkipSet:
     speedup: float
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> SkipSet:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.core.assets.files import write_atomically, write_tensors
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead
 from outrider.core.drafters.trained.heads import MedusaHeads
@@ -35,16 +36,13 @@ def write_published(draft_head: DraftHead, folder: Path, verifier: str) -> None:
             f"a {type(draft_head).__name__} has no published format; those that have are "
             f"{', '.join(kind.__name__ for kind in (*_WRITERS, Eagle3Head, PEagleHead))}"
         )
-    from safetensors.torch import save_file
-
     tensors, config = _WRITERS[type(draft_head)](draft_head, verifier)
     stored = {
         name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(stored, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_tensors(folder / "model.safetensors", stored)
+    write_atomically(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
 def _block(block: Any, at: str, form: Any) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.assets.store import foreign_tensors, read_json
+from outrider.core.assets.files import read_json, write_atomically, write_tensors
+from outrider.core.assets.store import foreign_tensors
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.checkpoint_tensors import (
     Take,
@@ -371,8 +372,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], 
 def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
     """Write an EAGLE-3 or P-EAGLE head to a folder in the speculators format, for the target `verifier` (a hub id or a
     folder). Its output rows are included, in the order of their ids, as the format requires."""
-    from safetensors.torch import save_file
-
     if "last" in draft_head.taps:
         raise Incompatible("the format has no number for the normed state 'last'; train the head with layer taps")
     form, words = draft_head.form, draft_head.words
@@ -402,14 +401,13 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
         tensors["embed_tokens.weight"] = state["words.embedding"]
     if isinstance(draft_head, PEagleHead):
         tensors["mask_hidden"], length = state["mask_hidden"][None, None], draft_head.masks + 1
-    folder.mkdir(parents=True, exist_ok=True)
     stored = {
         name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
     }
-    save_file(stored, str(folder / "model.safetensors"))
+    write_tensors(folder / "model.safetensors", stored)
     described = _described(draft_head, form, verifier, len(ids), length)
-    (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / "config.json", json.dumps(described, indent=1) + "\n")
 
 
 def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:

@@ -211,8 +211,6 @@ def convert(
 
     `pixels` is the side of the images that the model was trained on; `heads` is needed for unpublished sizes;
     `classes` are optional names to give as prompts instead of class numbers; `text` is the T5 that encodes captions."""
-    from safetensors.torch import save_file
-
     weights = _unwrap(store.tensors_of(Path(model)), "tok_embeddings.weight")
     codec_weights = _unwrap(store.tensors_of(Path(codec)), "quantize.embedding.weight")
     width = weights["tok_embeddings.weight"].shape[1]
@@ -224,11 +222,10 @@ def convert(
     if pixels % factor:
         raise InvalidOption(f"pixels is {pixels}; it must be a multiple of {factor}, the side of a code's patch")
     path = Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(renamed(weights, heads), str(path / "model.safetensors"))
-    save_file(
+    store.write_tensors(path / "model.safetensors", renamed(weights, heads))
+    store.write_tensors(
+        path / _CODEC,
         {name: tensor.contiguous() for name, tensor in codec_weights.items() if "codebook_used" not in name},
-        str(path / _CODEC),
     )
     described = {"model_type": KIND, "width": width, "layers": layers, "heads": heads, "side": pixels // factor}
     described |= {"text": text} if "cls_embedding.uncond_embedding" in weights else {"classes": list(classes)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import os
 import random
 import re
 import time
@@ -224,11 +225,19 @@ class Writer:
         sampling = Sampling(temperature=temperature, end=self.lm.end)
         ids = [prompt for prompt, _ in rows]
         with self.path.open("a", encoding="utf-8") as file:
+            if _cut(self.path):
+                file.write("\n")  # a process that was killed left part of a line, which is passed over
             answers = outputs(self.lm, ids, sampling, self.limit, seed=self.seed)
             for (prompt, kind), answer in zip(rows, answers, strict=True):
                 record = {"prompt": prompt, "answer": answer, "kind": kind, "temperature": temperature}
                 file.write(json.dumps(record, separators=(",", ":")) + "\n")
                 yield Lesson(prompt, tuple(answer), kind, temperature)
+
+
+def _cut(path: Path) -> bool:
+    """Whether a file ends within a line."""
+    with path.open("rb") as file:
+        return bool(file.seek(0, os.SEEK_END)) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
 
 
 def ordinary(lm: TextModel, texts: Sequence[str], length: int) -> Iterator[Lesson]:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, TypeAdapter
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Decoder
@@ -28,7 +30,7 @@ from outrider.core.trace import Step
 from outrider.core.training.checkpoint import about, begin, vocabulary
 from outrider.core.training.dataset import DecoderTeacher, Lesson, rejections, split
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.training.optim import remove_checkpoint
+from outrider.core.training.optim import TrainingError, remove_checkpoint
 from outrider.text.loading import load
 from outrider.text.model import TextModel
 from outrider.text.recipes import find, home, missing, recipe
@@ -306,13 +308,19 @@ def _vocabulary(request: TrainingRequest, lessons: Sequence[Lesson], target: Dec
     path = out / "vocabulary.json"
     initial = [ids for file in request.start if (ids := vocabulary(file)) is not None]
     if path.is_file():
-        kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
+        known = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, lt=target.vocabulary)]])
+        try:
+            stored = known.validate_json(path.read_bytes())
+        except ValueError:
+            stored = []
+        if not stored or len(set(stored)) < len(stored):
+            raise TrainingError(f"{path} is damaged; give --no-resume to start over, or another folder")
+        kept = torch.tensor(stored)
     elif initial and len(initial[0]) >= request.draft_vocab_size:
         kept = initial[0]
     else:
         kept = data.commonest(lessons, target.vocabulary, request.draft_vocab_size, *initial[:1])
-        out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
+        write_atomically(path, json.dumps(kept.tolist()))
     return kept.to(target.device)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.core.assets.store import read_json
+from outrider.core.assets.files import read_json, write_atomically, write_tensors
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import MedusaHeads
@@ -54,7 +54,7 @@ def export(model: str, drafter: str, folder: Path, *, weights: Path | None = Non
     folder.mkdir(parents=True, exist_ok=True)
     WRITERS[drafter](draft_head, lm, folder, length)
     note = {"drafter": drafter, "target": lm.name, "length": length, "weights": path.name}
-    (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / NOTE, json.dumps(note, indent=1) + "\n")
     return folder
 
 
@@ -103,7 +103,7 @@ def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
         "medusa_fc_bias": True,
         "torch_dtype": "bfloat16",
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / "config.json", json.dumps(config, indent=1) + "\n")
 
 
 def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
@@ -126,7 +126,7 @@ def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> N
         tensors["lm_head.weight"] = network.head.weight
     _save(tensors, folder)
     config |= {"num_hidden_layers": len(draft_head.blocks)}
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_atomically(folder / "config.json", json.dumps(config, indent=1) + "\n")
     for name in _TOKENIZER:
         if (lm.folder / name).is_file():
             shutil.copyfile(lm.folder / name, folder / name)
@@ -138,14 +138,12 @@ def _check_type(draft_head: nn.Module, wanted: type) -> None:
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    from safetensors.torch import save_file
-
     with torch.no_grad():
         kept = {
             name: (one.detach().cpu().bfloat16() if one.is_floating_point() else one.cpu()).clone().contiguous()
             for name, one in tensors.items()
         }
-    save_file(kept, str(folder / "model.safetensors"), {"format": "pt"})
+    write_tensors(folder / "model.safetensors", kept, {"format": "pt"})
 
 
 WRITERS: Mapping[str, Callable[[Any, TextModel, Path, int], None]] = {

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.core.assets.store import read_json
+from outrider.core.assets.files import read_json
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.methods.lookup import PROMPT_LOOKUP, SUFFIX

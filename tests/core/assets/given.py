@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,3 +55,14 @@ class Given:
 
 def table(*given: Source) -> dict[str, Asset]:
     return {"thing": Asset("thing", "a thing", "MIT", "nobody", given)}
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

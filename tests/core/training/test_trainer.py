@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outrider.core.assets.files import AssetError
 from outrider.core.engine.trainable.block import Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.training import optim
@@ -17,6 +18,7 @@ from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.recipes import Recipe
 from outrider.core.training.request import TrainingRequest
 from outrider.core.training.trainer import Plan, Progress, Trainer
+from tests.core.assets.given import full_disk
 
 pytest.importorskip("accelerate")
 
@@ -133,3 +135,27 @@ def test_foreign_and_damaged_checkpoints_give_one_line(tmp_path: Path) -> None:
     with pytest.raises(optim.TrainingError, match="is damaged"):
         optim.load_checkpoint(made, tmp_path, "fit", Progress)
     assert optim.load_checkpoint(made, tmp_path / "nowhere", "fit", Progress) is None
+
+
+@pytest.mark.parametrize("name", ["random_states_0.pkl", "model.safetensors", "optimizer.bin"])
+def test_a_damaged_file_of_a_checkpoint_is_named(tmp_path: Path, name: str) -> None:
+    learned(tmp_path, steps=4)
+    path = tmp_path / "checkpoint" / name
+    data = path.read_bytes()
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(optim.TrainingError, match=f"is damaged .{name}.; remove .* or start over"):
+            learned(tmp_path, steps=6)
+    path.unlink()
+    with pytest.raises(optim.TrainingError, match="is damaged"):
+        learned(tmp_path, steps=6)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    learned(tmp_path, steps=4)
+    kept = (tmp_path / "checkpoint" / "state.json").read_bytes()
+    with full_disk(700), pytest.raises(AssetError, match=r"(checkpoint|curve.json) can't be written: the disk is full"):
+        learned(tmp_path, steps=8)
+    assert (tmp_path / "checkpoint" / "state.json").read_bytes() == kept
+    assert not [path for path in tmp_path.rglob("*") if "partial" in path.name]
+    assert len(learned(tmp_path, steps=8)) > 1, "the run goes on from it"
