@@ -18,6 +18,10 @@ class Incompatible(OutriderError):
     """Two valid components do not work together."""
 
 
+class NotFinite(OutriderError):
+    """A model computes NaN."""
+
+
 class TraceError(OutriderError):
     """A trace file is malformed."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import NotFinite
 from outrider.core.rng import CounterRNG
 
 Prompts = Sequence[Sequence[int]]
@@ -53,7 +54,7 @@ class Scores:
         self.lengths = lengths  # [B] committed tokens, prompt included
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
-        self._logits = logits
+        self._logits = _numbers(logits) if isinstance(logits, Tensor) else logits
         self._pipeline = pipeline
         self._all_distributions: Distribution | None = None
 
@@ -74,7 +75,7 @@ class Scores:
     def logits(self, rows: Tensor | None = None) -> Tensor:
         """The model's logits of rows [B, K] -> [B, K, V]; of all rows from `first` on by default."""
         if not isinstance(self._logits, Tensor):
-            return self._logits(self._all_rows() if rows is None else rows)
+            return _numbers(self._logits(self._all_rows() if rows is None else rows))
         if rows is None:
             return self._logits
         batch, count, vocabulary = self._logits.shape
@@ -136,6 +137,17 @@ class Scores:
         after = torch.nn.functional.pad(tree.depths + 1, (1, 0)).expand(len(row), -1)
         flat = after.gather(1, row.flatten(1) if row.dim() > 1 else row[:, None]).view_as(row)
         return flat + self.lengths.view(-1, *[1] * (row.dim() - 1))
+
+
+def _numbers(logits: Tensor) -> Tensor:
+    """The logits [..., V]; on a CPU, raises NotFinite if a model that computes NaN made them. One logit per row is
+    enough to know: NaN in a hidden state spreads to all of them."""
+    if logits.device.type == "cpu" and bool(logits[..., :1].isnan().any()):
+        raise NotFinite(
+            "the model's scores are not numbers (NaN), so nothing can be decoded: its weights are damaged, or values "
+            "overflow in this precision; check the weight files, or load them with dtype='float32'"
+        )
+    return logits
 
 
 class Target(Protocol):

@@ -21,7 +21,8 @@ from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, Sa
 from outrider.core.drafters.length_policies import Window
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
-from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import Incompatible, InvalidOption, NotFinite
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -266,6 +267,17 @@ def test_a_target_without_rollback_decodes_plainly() -> None:
 
 
 # ---- cancellation, records, metrics
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
+def test_a_model_that_computes_nan_is_refused(drafter: str | None) -> None:
+    """It would give token 0 for ever, or whatever comparisons with NaN lead to."""
+    config = Config(vocabulary=40, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=32)
+    broken = Decoder.random(config)
+    broken.network.embedding[3, 0] = torch.nan
+    made = None if drafter is None else make_drafter(drafter)
+    with pytest.raises(NotFinite, match=r"not numbers .* check the weight files"):
+        list(decode(broken, made, Exact(), [[3, 5, 3]], max_new_tokens=4))
 
 
 def test_closing_the_generator_frees_target_and_drafter() -> None:
