@@ -39,8 +39,10 @@ from outrider.app.options import (
     AsJson,
     Device,
     DraftModelName,
+    Head,
     ModelOptions,
     PublishedName,
+    TextDraftModel,
     TextDtype,
     shown_model,
 )
@@ -125,6 +127,15 @@ def demo(
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Weights you trained, in subfolders image and speech.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Language model: a catalogue name, a hub id, a folder or a GGUF file. Default: smollm2-135m.",
+        ),
+    ] = None,
+    draft_model: TextDraftModel = None,
+    head: Head = None,
     vllm: Annotated[
         str | None,
         typer.Option(metavar="URL", help="vLLM server for the text tab, such as http://127.0.0.1:8000."),
@@ -191,10 +202,14 @@ def demo(
         "tokens": max_new_tokens,
     }
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    models = {
+    models: dict[str, dict[str, Any] | None] = {
         "image": shown_model("image", image_model, image_draft_model, image_model_option),
         "speech": shown_model("speech", speech_model, speech_draft_model, speech_model_option),
     }
+    if any(name is not None for name in (model, draft_model, head)):
+        if vllm is not None:
+            raise typer.BadParameter("a server has its own model", param_hint="--model, --draft-model, --head")
+        models["text"] = {"model": model or "smollm2-135m", "draft_model": draft_model, "options": {"head": head}}
     shown = {panel: model for panel, model in models.items() if model is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:

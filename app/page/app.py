@@ -36,12 +36,15 @@ from outrider.core.methods.rules import EXACT
 TABS = ("text", "image", "speech", "compare", "theory", "traces")
 
 
-def backends(device: str = "cpu", dtype: str | None = None, weights: Path | None = None) -> dict[str, Backend]:
-    """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`."""
+def backends(
+    device: str = "cpu", dtype: str | None = None, weights: Path | None = None, text: ModelSpec | None = None
+) -> dict[str, Backend]:
+    """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`;
+    `text` names another language model."""
     image, speech = (None if weights is None else weights / name for name in ("image", "speech"))
     usual = usual_dtype(usable_device(device))
     return {
-        "text": TextBackend(device=device, dtype=usual if dtype in (None, AUTO) else dtype),
+        "text": TextBackend(device=device, dtype=usual if dtype in (None, AUTO) else dtype, spec=text),
         "image": ImageBackend(device=device, dtype=usual, folder=image),
         "speech": SpeechBackend(device=device, dtype=usual, folder=speech),
     }
@@ -148,14 +151,19 @@ def serve(
 ) -> tuple[gr.Blocks, str]:
     """Open the page on 127.0.0.1; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
 
-    `vllm` is the address of a vLLM server that runs the Text tab; `published` are the published models of the Image and
-    Speech tabs, loaded before the page opens. The Compare tab measures our own models (`own`) in any case."""
-    ours = own or backends(device, dtype, weights)
+    `vllm` is the address of a vLLM server that runs the Text tab; `published` are the published models of tabs, loaded
+    before the page opens. The Compare tab measures the language model of the Text tab, and our own image and speech
+    models (`own`) in any case."""
+    published = dict(published or {})
+    language_model = published.pop("text", None)
+    ours = own or backends(device, dtype, weights, language_model)
+    if language_model is not None:
+        on_model_thread(ours["text"].load)
     shown = dict(ours)
     if vllm:
         shown["text"] = VllmBackend(vllm)
     precision = "float32" if device == "cpu" else usual_dtype(usable_device(device))
-    for name, named in (published or {}).items():
+    for name, named in published.items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
     from starlette.middleware import Middleware

@@ -38,6 +38,8 @@ def missing_inputs(target: str, method: Method, model: TextModel | None = None) 
         if given and kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL):
             continue
         if kind in HEADS:
+            if model is not None and model.head is not None and method.name in drafters_of_head(model, model.head):
+                continue
             train = f"`outrider train {recipes.recipe_for(method)} --model {target}`"
             missing += [] if recipes.find(target, method.name) else [f"{kind}: {train}"]
         elif kind is Input.DRAFT_MODEL:
@@ -156,10 +158,13 @@ def head_path(source: str | Path) -> Path:
     return hub_head(str(source)) if named else path
 
 
-def drafter_of_head(model: TextModel, source: Any) -> str:
-    """The drafter that runs a draft head: the last in the table, such as eagle2 before eagle."""
+def drafters_of_head(model: TextModel, source: Any) -> list[str]:
+    """The drafters that can run a draft head, in the order of the table: eagle before eagle2."""
     path = head_path(source) if isinstance(source, str | Path) else None
-    head = source if path is None else recipes.load(path, None, model.target())
+    head = source
+    if path is not None:
+        loaded = (each for (file, _), each in model.draft_heads.items() if file == path)
+        head = next(loaded, None) or recipes.load(path, None, model.target())
     drafters = recipes.drafters_of(head)
     if not drafters:
         raise InvalidOption(
@@ -167,7 +172,7 @@ def drafter_of_head(model: TextModel, source: Any) -> str:
         )
     if path is not None:
         model.draft_heads[path, drafters[-1]] = head
-    return drafters[-1]
+    return drafters
 
 
 # ---- texts as token ids

@@ -27,6 +27,7 @@ from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.protocol import Target
 from outrider.core.validation import dtype_name
 from outrider.text import from_transformers
+from outrider.text.drafter_inputs import drafters_of_head
 from outrider.text.model import TextModel
 from outrider.text.tokenizer import Tokens
 
@@ -45,6 +46,7 @@ def load(
     device: str | torch.device = AUTO,
     dtype: str | torch.dtype = AUTO,
     draft_model: Any = None,
+    head: Any = None,
     revision: str | None = None,
     tokenizer: Any = None,
     offload: float | None = None,
@@ -60,6 +62,9 @@ def load(
 
     `draft_model` is another such source, or a TextModel. It is used by every drafter that takes a draft model; the
     default drafter is then "draft-model".
+
+    `head` is a draft head: a file, a folder, or the hub id of a published one. It is used by the drafters that it fits;
+    the default drafter is then the last of them, such as "eagle3".
 
     `offload` is for models that do not fit into memory: the part of the layers to keep there, as a fraction or in
     bytes. The others are read from the disk in every pass (on a GPU: from the host's memory). Outputs are unchanged.
@@ -82,7 +87,7 @@ def load(
             )
         if offload is not None:
             raise InvalidOption("offload is for weights that are loaded here; a model object has loaded its own")
-        return _with_draft_model(of_object(source, tokenizer), draft_model)
+        return _with_drafts(of_object(source, tokenizer), draft_model, head)
     stored = "bfloat16" if dtype.startswith("int") else dtype
     folder, name = find(source, dtype=stored, revision=revision)
     described = store.read_json(_config(folder))
@@ -105,13 +110,16 @@ def load(
         folder=folder,
         load_other=companion,
     )
-    return _with_draft_model(lm, draft_model)
+    return _with_drafts(lm, draft_model, head)
 
 
-def _with_draft_model(lm: TextModel, draft_model: Any) -> TextModel:
-    """Set the model's draft model, which is loaded first if it is given by name."""
+def _with_drafts(lm: TextModel, draft_model: Any, head: Any) -> TextModel:
+    """Set the model's draft model and draft head, which are loaded first if they are given by name."""
     named = isinstance(draft_model, str | Path) and Path(draft_model).suffix != ".safetensors"
     lm.draft_model = lm.companion(str(draft_model)) if named else draft_model
+    if head is not None:
+        drafters_of_head(lm, head)
+        lm.head = head
     return lm
 
 

@@ -63,6 +63,7 @@ class TextModel:
         self._prefix_cache: PrefixCache | None = None
         self._load_other = load_other
         self.draft_model = draft_model  # for drafters that take one; options can name another
+        self.head: Any = None  # a draft head for the drafters that it fits; options can name another
         self.draft_heads: dict[tuple[Path, str], DraftHead] = {}  # by file and drafter
         self.prepared_heads: dict[tuple[Path, str], DraftHead] = {}  # those that are prepared for inference
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one, by name

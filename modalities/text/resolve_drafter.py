@@ -77,13 +77,17 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
             draft_model = model.draft_model
     if draft_model is not None and drafter == AUTO.name:
         drafter = DRAFT_MODEL.name
-    if options.head is not None and drafter == AUTO.name:
-        drafter = drafter_inputs.drafter_of_head(model, options.head)
+    head = options.head
+    if head is None and model.head is not None and isinstance(drafter, str):
+        fits = drafter == AUTO.name or drafter in drafter_inputs.drafters_of_head(model, model.head)
+        head = model.head if fits and "head" not in options.drafter_options else None
+    if head is not None and drafter == AUTO.name:
+        drafter = drafter_inputs.drafters_of_head(model, head)[-1]
     return catalogue.drafter(
         drafter,
         options.drafter_options,
         draft_model=draft_model,
-        head=options.head,
+        head=head,
         num_draft_tokens=options.num_draft_tokens,
     )
 

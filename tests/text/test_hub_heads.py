@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from outrider import text
 from outrider.app.cli import cli
+from outrider.app.page.app import backends
+from outrider.app.page.backends.interface import ModelSpec, checked, selectable_drafters
 from outrider.core.assets.store import AssetError
 from outrider.core.drafters.trained.import_checkpoints import write_speculators
 from outrider.core.engine.transformer import Decoder
@@ -85,6 +87,31 @@ def test_python_takes_a_head_by_its_hub_id(head: str, online: tuple[list[str], P
         assert out.trace.method.startswith("eagle3")
     assert out.trace.options["head"] == head
     assert any(request.startswith(f"GET {head}/resolve/") for request in online[0])
+
+
+def test_a_model_keeps_the_head_it_was_loaded_with(online: tuple[list[str], Path]) -> None:
+    lm = text.load("someone/tiny", dtype="float32", head="someone/tiny-eagle3")
+    plain = lm.generate(PROMPT, drafter=None, max_new_tokens=12)
+    for drafter in ("auto", "eagle3"):
+        out = lm.generate(PROMPT, drafter=drafter, max_new_tokens=12)
+        assert out.tokens == plain.tokens and out.trace.method.startswith("eagle3")
+    assert lm.drafters["eagle3"].ready and not lm.drafters["medusa"].ready
+    assert lm.generate(PROMPT, drafter="prompt-lookup", max_new_tokens=12).trace.method.startswith("prompt-lookup")
+    with pytest.raises(AssetError, match="'someone/nothing' could not be downloaded"):
+        text.load("someone/tiny", dtype="float32", head="someone/nothing")
+
+
+def test_the_page_runs_a_model_and_its_head(online: tuple[list[str], Path]) -> None:
+    spec = ModelSpec(model="someone/tiny", options={"head": "someone/tiny-eagle3"})
+    backend = backends(dtype="float32", text=spec)["text"]
+    assert "eagle3" in selectable_drafters(backend) and "medusa" not in selectable_drafters(backend)
+    found = {}
+    for drafter in ("plain", "auto", "eagle3"):
+        run = backend.begin(checked(backend, {"prompt": PROMPT, "drafter": drafter, "max_new_tokens": 12}))
+        assert [*run]
+        found[drafter] = run.recording().trace
+    assert {*map(str, (trace.tokens() for trace in found.values()))} == {str(found["plain"].tokens())}
+    assert found["eagle3"].method.startswith("eagle3") and found["auto"].method.startswith("eagle3")
 
 
 def test_a_head_is_refused_in_one_line(online: tuple[list[str], Path]) -> None:

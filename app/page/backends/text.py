@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from outrider.app.page import validate
-from outrider.app.page.backends.interface import Choice, Knob, LazyModel, RunSettings
+from outrider.app.page.backends.interface import Choice, Knob, LazyModel, ModelSpec, RunSettings
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.methods import AUTO
@@ -18,7 +18,7 @@ _ALTERNATIVES = 3  # most likely tokens recorded at each position
 
 
 class TextBackend:
-    """Text by SmolLM2-135M-Instruct, or by the model that `load_` returns."""
+    """Text by SmolLM2-135M-Instruct, by another model (`spec`), or by the model that `load_` returns."""
 
     name: Modality = "text"
     title = "Text"
@@ -36,10 +36,21 @@ class TextBackend:
     is_server = False
     extra_options: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
 
-    def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
-        placeholder = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else "a language model"
-        self._lazy = LazyModel(load_ or (lambda: load(MODEL, device=device, dtype=dtype)), placeholder)
-        self._model = MODEL if load_ is None else ""  # draft heads are known for this model only
+    def __init__(
+        self,
+        load_: Callable[[], TextModel] | None = None,
+        *,
+        device: str = "cpu",
+        dtype: str = "bfloat16",
+        spec: ModelSpec | None = None,
+    ) -> None:
+        """`spec` may name a draft head in its options."""
+        self._spec, self._model = spec, MODEL if load_ is None else ""  # the name that trained heads are listed for
+        if spec is not None:
+            self._lazy = LazyModel(lambda: spec.load(load, device, dtype), spec.model)
+        else:
+            placeholder = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else "a language model"
+            self._lazy = LazyModel(load_ or (lambda: load(MODEL, device=device, dtype=dtype)), placeholder)
 
     @property
     def description(self) -> str:
@@ -53,7 +64,7 @@ class TextBackend:
         return self._lazy.get()
 
     def drafters(self) -> list[str]:
-        return listed_drafters(self._model).ready
+        return (listed_drafters(self._model) if self._spec is None else self.load().drafters).ready
 
     def rules(self) -> list[str]:
         return rules()
