@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser shadow gpu gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -18,6 +18,31 @@ test: .venv/for-work
 # The page in a real browser, with nothing beside it: a hand that presses Stop is quick.
 test-browser: .venv/for-work
 	$(BIN)/pytest tests/browser
+
+# The whole products of the device suite and 2,000 rounds a trained drafter, on a shadow of a CUDA device: half an hour.
+shadow: .venv/for-work
+	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow
+
+# All that a GPU has to show. In pieces of under nine minutes: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image,
+# speech, batches, methods), gpu-recordings; a piece that was stopped goes on where it was. DEVICE=cpu tries the commands
+# without a GPU, QUICK=1 measures little, BIN names another environment.
+DEVICE := cuda
+gpu: gpu-doctor gpu-tests gpu-report gpu-recordings
+
+gpu-doctor gpu-tests gpu-report gpu-recordings: $(if $(filter .venv/bin,$(BIN)),.venv/for-work)
+
+gpu-doctor:
+	$(BIN)/python -m outrider.app.cli doctor --speed
+
+gpu-tests:
+	$(BIN)/python -m pytest -q -m gpu tests
+
+gpu-report:
+	$(BIN)/python -m outrider.app.cli report gpu --device $(DEVICE) --resume \
+		$(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+
+gpu-recordings:
+	$(BIN)/python -m outrider.app.page.record_examples $(DEVICE) reports/gpu/traces
 
 # The same with a count of the lines that run: at least 95 in 100 of core, 85 of all.
 coverage: .venv/for-work

@@ -1,4 +1,4 @@
-"""Records the bundled example traces: `python -m outrider.app.page.record_examples [DEVICE]`.
+"""Records the bundled example traces: `python -m outrider.app.page.record_examples [DEVICE [FOLDER]]`.
 
 Each example is a run beside plain decoding with the installed models; examples whose models are missing are skipped
 with a message.
@@ -88,5 +88,6 @@ if __name__ == "__main__":
     from outrider.app.page.app import backends
 
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    for line in record(backends(device), Path(__file__).resolve().parents[1] / "traces"):
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).resolve().parents[1] / "traces"
+    for line in record(backends(device), folder):
         print(line, flush=True)

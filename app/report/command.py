@@ -21,7 +21,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.app.report.sections import SECTIONS, Section
+from outrider.app.report.sections import REPORTS, SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
 
 ALL = "all"
@@ -32,7 +32,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def report(
-    modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text, image, speech, or all.")],
+    modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text, image, speech, all of these, or gpu.")],
     output_dir: Annotated[
         Path | None,
         typer.Option(
@@ -55,6 +55,7 @@ def report(
             help=f"Measure {_QUICK['--num-prompts']} prompts per command; with all, only the sections marked quick.",
         ),
     ] = False,
+    device: Annotated[str, typer.Option(help="The device that the gpu report measures.")] = "cuda",
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip commands that this commit has already measured.")
     ] = False,
@@ -66,11 +67,11 @@ def report(
     from outrider.app.report import pages
     from outrider.core.errors import OutriderError, unknown
 
-    if modality not in (*SECTIONS, ALL):
-        raise unknown("modality with a report", modality, (*SECTIONS, ALL))
+    if modality not in (*REPORTS, ALL):
+        raise unknown("report", modality, (*REPORTS, ALL))
     modalities = tuple(SECTIONS) if modality == ALL else (modality,)
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = {section.name for name in modalities for section in SECTIONS[name]}
+    known = {section.name for name in modalities for section in REPORTS[name]}
     for name in names:
         if name not in known:
             raise unknown("section", name, known)
@@ -80,9 +81,9 @@ def report(
         for name in modalities:
             folder = base / "reports" / name if modality == ALL else output_dir or Path("reports") / name
             folder.mkdir(parents=True, exist_ok=True)
-            for section in SECTIONS[name] if not page_only else ():
+            for section in REPORTS[name] if not page_only else ():
                 if section.name in names or not (names or (quick and modality == ALL and not section.quick)):
-                    failed += _measure(name, section, folder, prompts, quick, resume)
+                    failed += _measure(name, section, folder, prompts, quick, resume, device)
             path = folder / "REPORT.md"
             path.write_text(pages.modality_page(folder, name), encoding="utf-8")
             print(path)
@@ -104,7 +105,7 @@ def _goals(folder: Path) -> str:
 
 
 def _measure(
-    modality: str, section: Section, folder: Path, prompts: Path | None, quick: bool, resume: bool
+    modality: str, section: Section, folder: Path, prompts: Path | None, quick: bool, resume: bool, device: str
 ) -> list[str]:
     """Run a section's commands, and return those that failed."""
     if prompts is None and any("{prompts}" in command for command in section.commands):
@@ -113,7 +114,9 @@ def _measure(
         print(f"{modality}, {section.name}: skipped; first `outrider train {' '.join(missing)}`", file=sys.stderr)
         return []
     places: dict[str, str | Path] = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
-    places |= {"folder": folder} | ({} if prompts is None else {"prompts": prompts})
+    places |= {"folder": folder, "device": device}
+    if prompts is not None:
+        places["prompts"] = prompts
     prepared = not section.before
     failed = []
     for command, file in zip(section.commands, section.files(folder), strict=True):

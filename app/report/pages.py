@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.app.report.sections import CURVES, METHODS, SECTIONS, Section
+from outrider.app.report.sections import CURVES, GPU_REPORT, METHODS, REPORTS, SECTIONS, Section
 from outrider.app.report.tables import Result, grouped, paying, sampled, table, tables
 from outrider.app.report.weights import recipe_of, untrained
 
@@ -38,9 +38,10 @@ def read_results(folder: Path, section: Section) -> list[dict[str, Any]]:
 
 def modality_page(folder: Path, modality: str) -> str:
     """The report of one modality as Markdown, from the results in its folder."""
-    parts, absent = [f"# {modality.capitalize()} benchmarks\n"], []
+    title = "GPU" if modality == GPU_REPORT else modality.capitalize()
+    parts, absent = [f"# {title} benchmarks\n"], []
     described = False
-    for section in SECTIONS[modality]:
+    for section in REPORTS[modality]:
         results = read_results(folder, section)
         if not results:
             absent.append(_absent(modality, section))
@@ -95,7 +96,7 @@ def _without_weights(modality: str, section: Section, results: Sequence[Result])
         words = command.split()
         if "--drafters" in words:
             named |= dict.fromkeys(words[words.index("--drafters") + 1].split(","))
-    measured = {str(row.get("drafter")) for result in results for row in result["rows"]}
+    measured = {str(row.get("drafter")).partition(",")[0] for result in results for row in result["rows"]}
     by_recipe: dict[str, list[str]] = {}
     for name in named:
         if name not in measured and (recipe := recipe_of(modality, name)):

@@ -41,7 +41,7 @@ METHODS = "methods"  # the section that every modality has; the summary report c
 class Section:
     """One section of a report. `commands` are the arguments of `outrider bench`. Placeholders: {prompts}, the file
     given by --prompts (the section is skipped without it); {folder}, the report's folder; {store}, a datastore in that
-    folder; {python}, the folder of Python's standard library."""
+    folder; {python}, the folder of Python's standard library; {device}, the device given by --device."""
 
     name: str
     title: str
@@ -357,3 +357,46 @@ SPEECH = (
 )
 
 SECTIONS: Mapping[str, tuple[Section, ...]] = {"text": TEXT, "image": IMAGE, "speech": SPEECH}
+
+# One section is one piece of `make gpu`, under nine minutes on a GPU.
+_GRAPHS = (
+    "Plain decoding with and without CUDA graphs, and drafters with them: kernel launches per pass, and the time per "
+    "token beside the floor, which is reading the weights once at the bandwidth measured on this device."
+)
+GPU = (
+    Section(
+        "text",
+        "Text: graphs, launches and the memory floor",
+        _GRAPHS + " transformers' `generate` with its dynamic and its static cache, in the same run.",
+        (
+            "device --device {device} --drafters prompt-lookup,suffix,eagle3,auto --num-prompts 4 --max-new-tokens 128 "
+            "--compare-engines",
+        ),
+    ),
+    Section(
+        "image",
+        "Images: graphs, launches and the memory floor",
+        _GRAPHS,
+        ("device --device {device} --modality image --num-prompts 2 --max-new-tokens 256",),
+    ),
+    Section(
+        "speech",
+        "Speech: graphs, launches and the memory floor",
+        _GRAPHS,
+        ("device --device {device} --modality speech --num-prompts 2 --max-new-tokens 256",),
+    ),
+    Section(
+        "batches",
+        "Continuous batches",
+        "Requests decoded side by side, with and without drafting, by batch size.",
+        ("throughput --device {device} --drafters suffix,eagle3 --batch-sizes 1,4,16 --num-prompts 16",),
+    ),
+    Section(
+        "methods",
+        "Drafters, greedy",
+        "Drafters that need no training and those with trained heads, beside other engines if they are installed.",
+        (f"text --device {{device}} --drafters {_TRAINED} --num-prompts 14 --max-new-tokens 96 --compare-engines",),
+    ),
+)
+GPU_REPORT = "gpu"
+REPORTS: Mapping[str, tuple[Section, ...]] = {**SECTIONS, GPU_REPORT: GPU}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.app.report.sections import GPU_REPORT
+
 
 def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
     """The recipes whose weights are missing: neither bundled nor trained on this machine."""
-    if modality == "text":
+    if modality in ("text", GPU_REPORT):
         from outrider.text.recipes import find
 
         return [recipe for recipe in recipes if find("smollm2-135m", recipe) is None]
@@ -39,7 +41,7 @@ def recipe_of(modality: str, drafter: str) -> str:
     if drafter not in DRAFTERS:
         return ""
     method = DRAFTERS[drafter]
-    if modality == "text":
+    if modality in ("text", GPU_REPORT):
         from outrider.text.recipes import RECIPES
 
         same_head = [recipe.name for recipe in RECIPES.values() if recipe.kind is method.draft_head]

@@ -17,7 +17,7 @@ from outrider.app.bench.speech import SHOWN
 from outrider.app.cli import cli
 from outrider.app.report import command as report
 from outrider.app.report import pages, weights
-from outrider.app.report.sections import METHODS, SECTIONS, TEXT, Section
+from outrider.app.report.sections import METHODS, REPORTS, SECTIONS, TEXT, Section
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS, RULES
 
@@ -60,7 +60,7 @@ def text_results(*rows: dict[str, object], looping: tuple[str, ...] = ()) -> dic
     }
 
 
-EVERY = [(modality, one) for modality, sections in SECTIONS.items() for one in sections]
+EVERY = [(modality, one) for modality, sections in REPORTS.items() for one in sections]
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_every_command_of_a_section_parses(modality: str, section: Section) -> N
     for command in section.commands:
         name, *_ = shlex.split(command)
         for wanted in (shlex.split(command), report.shortened(shlex.split(command))):
-            words = [word.format(prompts="p", store="s", python="py", folder="f") for word in wanted[1:]]
+            words = [word.format(prompts="p", store="s", python="py", folder="f", device="cpu") for word in wanted[1:]]
             options = bench.commands[name].make_context(name, words).params
         for drafter in str(options.get("drafters", "")).split(","):
             assert drafter in (*DRAFTERS, "auto", "")
@@ -307,7 +307,7 @@ def test_resume_skips_what_this_commit_measured(tmp_path: Path, monkeypatch: pyt
     assert "(commit def, " in (tmp_path / "reports/text/REPORT.md").read_text()
 
 
-@pytest.mark.parametrize(("words", "expected"), [(["video"], "modality"), (["text", "--only", "nothing"], "section")])
+@pytest.mark.parametrize(("words", "expected"), [(["video"], "report"), (["text", "--only", "nothing"], "section")])
 def test_unknown_names_are_refused(words: list[str], expected: str) -> None:
     error = CliRunner().invoke(cli, ["report", *words]).exception
     assert isinstance(error, OutriderError)
