@@ -63,12 +63,8 @@ class CapturedRule:
         if purposes is None or type(rng) is not CounterRNG or not capturable:
             return self.rule(draft, scores, rng)
         assert logits is not None
-        tree, static = draft.tree, draft.tree.static
-        bounds = (tree.depth, tree.width)
-        if static:
-            _ = tree.ancestors, tree.children, tree.paths  # cached properties: compute them outside the graph
-        else:
-            bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
+        tree = draft.tree
+        bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
         # greedy decoding reads neither draft distributions nor random numbers
         greedy = scores.sampling.greedy and isinstance(self.rule, Exact | SampleMatch)
         distributions = None if greedy else draft.distributions
@@ -78,34 +74,36 @@ class CapturedRule:
             draft.tokens,
             draft.live,
             draft.probe,
-            None if static else tree.parents,
+            tree.parents,
             None if distributions is None else distributions.probs,
             None if distributions is None else distributions.tokens,
             None if distributions is None else draft.source,
             None if distributions is None else draft.fresh,
             *(() if greedy else (rng.uniform(purpose, nodes) for purpose in purposes)),
         ]
-        empty_tree = tree if static else Tree.chain(0)
-        template = Draft(draft.tokens[:0], empty_tree, draft.live[:0], replacement=draft.replacement, mixed=draft.mixed)
-        key = (
-            *(self.rule, scores.sampling, logits.shape, bounds),
-            *(draft.replacement, draft.mixed, id(tree) if static else 0),
-        )
-        work = partial(self._apply, template, None if static else bounds, scores.sampling, purposes)
-        parts = self.graph_pool.run(("verdict", *key), inputs, work, tree if static else None)
+        empty = draft.tokens[:0], Tree.chain(0), draft.live[:0]
+        template = Draft(*empty, replacement=draft.replacement, mixed=draft.mixed)
+        key = self.rule, scores.sampling, logits.shape, bounds, draft.replacement, draft.mixed
+        work = partial(self._apply, template, bounds, scores.sampling, purposes)
+        parts = self.graph_pool.run(("verdict", *key), inputs, work)
         return Verdict.of((parts[0][:, : tree.depth], *parts[1:]))
 
     def _apply(
-        self, template: Draft, bounds: Any, sampling: Any, purposes: Sequence[Purpose], inputs: Sequence[Tensor | None]
+        self,
+        template: Draft,
+        bounds: tuple[int, int],
+        sampling: Any,
+        purposes: Sequence[Purpose],
+        inputs: Sequence[Tensor | None],
     ) -> tuple[Tensor, ...]:
         logits, tokens, live, probe, parents, probs, support, source, fresh, *uniforms = inputs
-        assert logits is not None and tokens is not None and live is not None
+        assert logits is not None and tokens is not None and live is not None and parents is not None
         draft = replace(
             template,
             tokens=tokens,
             live=live,
             probe=probe,
-            tree=template.tree if parents is None else Tree(parents, *bounds),
+            tree=Tree(parents, *bounds),
             distributions=None if probs is None else Distribution(probs, support, logits.shape[-1]),
             source=source,
             fresh=fresh,

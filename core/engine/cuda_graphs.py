@@ -98,7 +98,7 @@ class GraphPool:
         self.captured = self.replayed = 0
         self._captures: OrderedDict[tuple[object, ...], _Capture] = OrderedDict()
         self._stores: list[Tensor] = []
-        self._lock = threading.RLock()  # buffers are filled, replayed and read by one thread at a time
+        self.lock = threading.RLock()  # buffers are filled, replayed and read by one thread at a time
 
     def __len__(self) -> int:
         """The number of shapes seen."""
@@ -127,7 +127,7 @@ class GraphPool:
     ) -> Out:
         """`work(inputs)`, replayed if it was captured for these shapes. Everything else that it reads must be fixed or
         identified by `key`."""
-        with self._lock:
+        with self.lock:
             return self._run(key, inputs, work, references)
 
     def _run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any) -> Out:

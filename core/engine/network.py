@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -32,6 +33,7 @@ from outrider.core.engine.rotary import rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
+from outrider.core.kernels.attention import attention
 
 _MAX_GRAPH_LOGITS = 1 << 23  # up to this many logits are computed within the captured pass
 _MAX_VIEWS = 8  # views of a network whose captures are kept
@@ -127,6 +129,10 @@ class Network:
 
     def ensure_positions(self, count: int, long: bool = False) -> None:
         """Extend the rotary tables to at least `count` positions. `long`: use LongRoPE's long factors from now on."""
+        with nullcontext() if self.graphs is None else self.graphs.pool.lock:  # not while a pass reads them
+            self._ensure_positions(count, long)
+
+    def _ensure_positions(self, count: int, long: bool) -> None:
         if long != self._long:
             self._angles_of[self._long] = self._angles
             self._long, self._angles = long, self._angles_of.get(long, (torch.zeros(0), torch.zeros(0)))
@@ -332,7 +338,7 @@ class Network:
         """Queries [B, K, Q G, d], keys and values [B, K, C, d] -> [B, K, Q G, d]."""
         variant = self.config.variant
         if self._plain_attention:
-            return F.scaled_dot_product_attention(query, key, value, mask, scale=variant.attention_scale)
+            return attention(query, key, value, mask, variant.attention_scale)
         scale = variant.attention_scale or 1 / math.sqrt(self.config.head_dim)
         scores = (query @ key.transpose(2, 3)).float() * scale
         if (cap := variant.attention_softcap) is not None:
@@ -379,11 +385,12 @@ class Graphs:
     ) -> PassResult:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] (None if too many or not wanted), and the states at
         taps; the tap "stream" is the residual stream after the last layer."""
-        angles = self.network.angles
-        key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
         inputs = (ids, layout.positions, layout.mask, layout.slots, layout.keys)
         work = partial(self._compute, store, layout.columns, frozenset(taps), with_logits)
-        return self.pool.run(key, inputs, work, angles)
+        with self.pool.lock:
+            angles = self.network.angles
+            key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
+            return self.pool.run(key, inputs, work, angles)
 
     def _compute(
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs

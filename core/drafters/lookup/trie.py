@@ -93,10 +93,13 @@ class TrieDrafter(ABC):
 
 
 def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
-    """A draft of one trie per row, of any sizes and shapes. Weights, at most 1, become the draft's `belief`."""
+    """A draft of one trie per row, of any sizes and shapes. Weights, at most 1, become the draft's `belief`. On a GPU
+    the size is a power of two, so that few shapes are captured."""
     size = max(map(len, tries))
     if not size:
         return Draft.empty(len(tries), device)
+    if device.type != "cpu":
+        size = 1 << (size - 1).bit_length()
     tokens, shapes, beliefs, live = [], [], [], []
     for trie in tries:
         count, padding = len(trie), size - len(trie)

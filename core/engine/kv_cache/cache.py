@@ -50,6 +50,7 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
+        self._lent: Tensor | None = None  # the pool's buffer whose first rows the store is; None: it is the store
         self.with_keys = False  # whether layouts say which position each slot has, for attention windows
         self.long = False  # whether its keys have LongRoPE's long factors
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
@@ -71,8 +72,8 @@ class Cache:
 
     def _release(self) -> None:
         if self.pool is not None and self.store.dim() == 5:
-            self.pool.give_back(self.store)
-        self.store = torch.zeros(0)
+            self.pool.give_back(self.store if self._lent is None else self._lent)
+        self.store, self._lent = torch.zeros(0), None
 
     def end(self) -> None:
         self._release()
@@ -98,6 +99,7 @@ class Cache:
         layers, heads, dim = self._shape
         empty = torch.zeros(0, dtype=torch.long, device=self.device)
         self.rows, self.scored, self.scratch_owner = Rows(empty, empty[:, None], empty, (), (), False), -1, None
+        self._release()
         self.store = torch.zeros(layers, 0, heads, 64, dim, dtype=self.dtype, device=self.device)
 
     @property
@@ -126,6 +128,9 @@ class Cache:
         self.scored, self.scratch_owner = -1, None
         layers, batch, heads, size, dim = self.store.shape
         width = -(-max(width, max(host, default=0) + wait) // 64) * 64
+        if self.pool is not None:
+            self._arrange_in(self.pool, order, host, width)
+            return
         if list(order) == list(range(batch)) and width == size:
             return
         store = self.store.new_zeros(layers, len(order), heads, width, dim)
@@ -133,6 +138,24 @@ class Cache:
             if old >= 0 and (filled := min(host[new], size)):
                 store[:, new, :, :filled] = self.store[:, old, :, :filled]
         self.store = store
+
+    def _arrange_in(self, pool: GraphPool, order: Sequence[int], host: Sequence[int], width: int) -> None:
+        """Move the rows within one buffer of the pool, whose address stays the same while rows come and go, so that
+        recorded passes stay valid; borrow a larger one if it is too small."""
+        buffer = self.store if self._lent is None else self._lent
+        layers, _, heads, size, dim = self.store.shape
+        filled = [(new, old, min(host[new], size)) for new, old in enumerate(order) if old >= 0 and host[new]]
+        if buffer.shape[1] < len(order) or buffer.shape[3] < width:
+            larger = pool.borrow((layers, max(len(order), buffer.shape[1]), heads, width, dim), self.dtype)
+            for new, old, count in filled:
+                larger[:, new, :, :count] = self.store[:, old, :, :count]
+            pool.give_back(buffer)
+            buffer = larger
+        else:
+            moved = [(new, self.store[:, old, :, :count].clone()) for new, old, count in filled if new != old]
+            for new, part in moved:
+                buffer[:, new, :, : part.shape[2]] = part
+        self._lent, self.store = buffer, buffer[:, : len(order)]
 
     def set_row(self, row: int, entries: int, root: int) -> None:
         """Record that a row has this many entries and that only `root` is pending."""

@@ -21,6 +21,7 @@ from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.rotary import rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.kernels import native
+from outrider.core.kernels.attention import attention
 
 Rounds = dict[int, list[tuple[Tensor, Tensor]]]  # attention index -> keys and values [B, K, Q, d] of each round
 
@@ -161,7 +162,7 @@ class Attention(nn.Module):
         elif torch.is_grad_enabled():
             attended = _plain(query, keys, values, bias)
         else:
-            attended = F.scaled_dot_product_attention(query, keys, values, bias)
+            attended = attention(query, keys, values, bias)
         attended = attended.view(rows, self.kv, count, -1, self.dim).transpose(1, 2).reshape(rows, count, -1)
         result: Tensor = self.out(attended)
         return result

@@ -4,7 +4,6 @@ graphs."""
 from __future__ import annotations
 
 import random
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -290,24 +289,3 @@ def test_cuda_graphs_do_not_change_results() -> None:
     pool = compare_histories("cuda")
     assert pool.record is not None and pool.captured > 3
     assert pool.replayed >= pool.captured
-
-
-@pytest.mark.gpu
-def test_a_replayed_pass_is_faster() -> None:
-    config = Config(
-        vocabulary=1000, hidden_size=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate_size=1536
-    )
-    seconds = []
-    for graphed in (False, True):
-        network = random_network(config, 1, dtype=torch.bfloat16, device="cuda")
-        network.graphs = Graphs(network) if graphed else None
-        steps = decode(Decoder(network), None, make_rule("exact"), [[1, 2, 3]], sampling=GREEDY, max_new_tokens=120)
-        for _ in range(20):
-            next(steps)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(80):
-            next(steps)
-        seconds.append(time.perf_counter() - start)
-        steps.close()  # type: ignore[attr-defined]
-    assert seconds[1] < seconds[0] / 2, seconds

@@ -1,14 +1,17 @@
-"""Cases of the shadow suite: one generation on the CPU and the same on the shadow device, round by round.
+"""Cases of the device suite: one generation on the CPU and the same on a device, round by round. The device is the
+shadow device, and where there is a GPU (tests marked `gpu`) that too.
 
 `OUTRIDER_SHADOW=all` (`make shadow`) runs whole products and 2,000 rounds; without it a seeded part of them runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 
 from outrider.core.decode import decode
@@ -20,9 +23,12 @@ from outrider.core.methods import DRAFTERS, RULES, make_rule
 from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import trial_drafter
-from outrider.core.testing.shadow.device import ShadowDevice
+from outrider.core.testing.cuda_device import cuda_device
+from outrider.core.testing.shadow.device import shadow_device
 from outrider.core.trace import Step
 
+Device = Callable[..., AbstractContextManager[Any]]  # a context in which "cuda" is that device and is counted
+DEVICES = [pytest.param(shadow_device, id="shadow"), pytest.param(cuda_device, id="cuda", marks=pytest.mark.gpu)]
 ALL = os.environ.get("OUTRIDER_SHADOW") == "all"
 CONFIG = Config(vocabulary=61, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 PROMPTS = [[1, 2, 3, 4, 5, 2, 3], [6, 7], [8, 9, 8, 9, 8]]
@@ -72,8 +78,8 @@ def drafter_on(device: str, method: Method, options: int = 0) -> Drafter:
     return trial_drafter(method, method.test_options[options], lambda: Decoder(network(device, damping)))
 
 
-def outcome(steps: Iterator[Step], gpu: ShadowDevice | None) -> Outcome:
-    """Run a generation and count by round."""
+def outcome(steps: Iterator[Step], gpu: Any = None) -> Outcome:
+    """Run a generation and count by round, if on a device."""
     result, index, known = Outcome(), -1, (0, 0)
     if gpu is not None:
         gpu.reset()
@@ -90,9 +96,7 @@ def outcome(steps: Iterator[Step], gpu: ShadowDevice | None) -> Outcome:
     return result
 
 
-def generate(
-    device: str, name: str, rule: str, sampling: str, rows: int, gpu: ShadowDevice | None = None, tokens: int = 16
-) -> Outcome:
+def generate(device: str, name: str, rule: str, sampling: str, rows: int, gpu: Any = None, tokens: int = 16) -> Outcome:
     """Decode with our decoder as the target."""
     drafter = drafter_on(device, DRAFTERS[name])
     steps = decode(

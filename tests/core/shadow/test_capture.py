@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 import warnings
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
 from outrider.core.engine.cuda_graphs import CudaRecorder, GraphPool, Inputs
+from outrider.core.engine.transformer import Decoder
+from outrider.core.methods import make_rule
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
+from outrider.core.rng import CounterRNG
 from outrider.core.testing.shadow.device import shadow_device
+from tests.core.shadow.cases import PROMPTS, SAMPLINGS, network
 
 
 def pool(device: str = "cuda:0") -> GraphPool:
@@ -56,15 +68,55 @@ def test_a_graph_is_captured_on_the_pool_s_device() -> None:
         assert graphs.captured == gpu.counts.captures == 1 and graphs.replayed == 2
 
 
+class RandomTries(WeightFree, TrieDrafter):
+    """Up to sixteen guesses in any shape, as lookup drafters find them in long texts."""
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self.random, self.shapes = random.Random(1), set[tuple[int, ...]]()
+
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        trie = Trie()
+        for _ in range(self.random.randrange(17)):
+            parent = self.random.randrange(-1, len(trie))
+            if parent < 0 or trie.depths[parent] < room[0]:
+                trie.grow(parent, self.random.randrange(61))
+        self.shapes.add(tuple(trie.parents))
+        return [trie]
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        """Nothing to learn."""
+
+    def end(self) -> None:
+        """Nothing to free."""
+
+
+def test_trees_of_the_host_share_recordings() -> None:
+    """Their parents are inputs, and sizes, depths and widths come in powers of two."""
+    with shadow_device():
+        shared, drafter, sampling = network("cuda"), RandomTries(), SAMPLINGS["greedy"]
+        steps = decode(Decoder(shared), drafter, make_rule(), PROMPTS[:1], sampling=sampling, max_new_tokens=150)
+        rounds = len(list(steps))
+        assert shared.graphs is not None and rounds > 100 and len(drafter.shapes) > 80
+        assert shared.graphs.rules.captured <= 24
+        assert shared.graphs.pool.captured <= 6
+
+
 def test_threads_capture_in_turns_and_share_no_buffer() -> None:
+    def slowly(inputs: Inputs) -> Tensor:
+        time.sleep(1e-4)  # other threads run meanwhile
+        return double(inputs)
+
     errors: list[BaseException] = []
 
+    together = threading.Barrier(3)
+
     def work(graphs: GraphPool, start: int) -> None:
+        together.wait()
         try:
             for value in range(start, start + 60):
                 size = 1 + value % 5
                 given = torch.full((size,), float(value), device="cuda")
-                assert graphs.run((), [given], double).tolist() == [2.0 * value] * size
+                assert graphs.run((), [given], slowly).tolist() == [2.0 * value] * size
         except BaseException as error:
             errors.append(error)
 

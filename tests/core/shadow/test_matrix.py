@@ -1,5 +1,5 @@
-"""Every drafter under an exact, a seed-matched and a relaxed rule, greedy and sampled, one row and three: on the shadow
-device the tokens are those of the CPU, with one wait a round."""
+"""Every drafter under an exact, a seed-matched and a relaxed rule, greedy and sampled, one row and three: on a device
+the tokens are those of the CPU, with one wait a round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import random
 import pytest
 
 from outrider.core.methods import DRAFTERS, RULES
-from outrider.core.testing.shadow.device import shadow_device
-from tests.core.shadow.cases import ALL, RELAXED, SAMPLINGS, WAITS, generate
+from tests.core.shadow.cases import ALL, DEVICES, RELAXED, SAMPLINGS, WAITS, Device, generate
 
 SEED = 39
 
@@ -34,10 +33,11 @@ def cases() -> list[tuple[str, str, str, int]]:
     return chosen
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "rule", "sampling", "rows"), cases())
-def test_tokens_are_those_of_the_cpu(name: str, rule: str, sampling: str, rows: int) -> None:
+def test_tokens_are_those_of_the_cpu(device: Device, name: str, rule: str, sampling: str, rows: int) -> None:
     expected = generate("cpu", name, rule, sampling, rows)
-    with shadow_device() as gpu:
+    with device() as gpu:
         found = generate("cuda", name, rule, sampling, rows, gpu)
     assert found.steps == expected.steps
     assert found.steady <= WAITS.get(name, 1), (found.waits, found.captures, found.places)
