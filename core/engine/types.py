@@ -63,6 +63,19 @@ class Config:
         return self.variant == Variant()
 
     @property
+    def parameters(self) -> int:
+        """The number of weights, without norms, biases and routers."""
+        mixture, width = self.variant.mixture, self.hidden_size
+        attention = width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        dense = 3 * width * self.intermediate_size
+        total = self.vocabulary * width * (1 if self.tied else 2) + self.layers * attention
+        if mixture is None:
+            return total + self.layers * dense
+        sparse = sum(mixture.layers)
+        experts = 3 * width * mixture.intermediate_size * mixture.experts
+        return total + sparse * experts + (self.layers - sparse) * dense
+
+    @property
     def original_context(self) -> int | None:
         """The length beyond which other rotary factors apply (LongRoPE); None: the same factors at all lengths."""
         if self.rope_scaling is None or self.rope_scaling[0] != "longrope":

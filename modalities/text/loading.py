@@ -155,7 +155,8 @@ def _target(
             read = f"keep their integers of 4 bits where these fit int4, with scales in {stored}; others {read}"
         warnings.warn(f"{folder.name}: weights that are stored in {method} {read}", stacklevel=3)
     if offload is None:
-        _check_memory(folder.name, tensors.numel * precision.itemsize, device)
+        kept = dtype == "int4" and method is not None  # 4 bits a weight, and scales
+        _check_memory(folder.name, int(config.parameters * (0.6 if kept else precision.itemsize)), device)
     try:
         with tensors.progress(folder.name):
             network = _network(config, checkpoints.readable(described, tensors), dtype, precision, device, offload)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from outrider import text
 from outrider.core.assets import store
 from outrider.core.assets.store import AssetError
+from outrider.core.engine import checkpoints
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.checkpoints import CheckpointError
 from outrider.core.engine.transformer import Decoder
@@ -230,6 +231,25 @@ def test_too_little_memory_is_said_before_anything_is_read(folder: Path, monkeyp
     with pytest.raises(LoadError, match=r"needs 0\.0 GB .* cpu has 0\.0 GB free; load a smaller model, give offload"):
         text.load(folder)
     assert text.load(folder, offload=0.5).generate("the cat", max_new_tokens=2).tokens
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "gpt_oss"])
+def test_the_weights_are_counted_from_the_configuration(model_type: str) -> None:
+    """As packed checkpoints have fewer elements than weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 96}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    if model_type == "qwen3_moe":
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    if model_type == "gpt_oss":
+        shape |= {"num_local_experts": 4}
+    config = AutoConfig.for_model(model_type, **shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = checkpoints.parse_config(config.to_dict()).parameters
+    norms = sum(weight.numel() for name, weight in model.named_parameters() if "norm" in name or "bias" in name)
+    assert 0 <= model.num_parameters() - norms - counted <= 0.01 * counted
 
 
 def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
