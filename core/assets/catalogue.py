@@ -1,6 +1,6 @@
 """The table of assets with their origin, licence and download sources; outrider.core.assets.store fetches them.
 
-To add an asset, add a row: a commit of a hub repository, packages or a URL, with the size and sha256 of every file.
+Over 400 lines, as one table. To add an asset, add a row: a commit of a hub repository, packages or a URL, with the size and sha256 of every file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Asset:
     licence: str
     origin: str  # who made it
     sources: tuple[Source, ...]
+    language_model: bool = False
 
     @property
     def folder(self) -> Path:
@@ -95,6 +96,7 @@ ASSETS = {
                     ),
                 ),
             ),
+            language_model=True,
         ),
         Asset(
             "qwen2.5-coder-1.5b",
@@ -111,6 +113,7 @@ ASSETS = {
                     ),
                 ),
             ),
+            language_model=True,
         ),
         Asset(
             "noto-emoji",

@@ -204,7 +204,8 @@ def _network(
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
     """A source's folder of safetensors, fetched or converted first if necessary, and the model's name."""
-    if str(source) in store.ASSETS:
+    known = [name for name, asset in store.ASSETS.items() if asset.language_model]
+    if str(source) in known:
         folder = store.fetch(str(source))
         files = sorted(folder.glob("*.gguf"))
         return (store.convert_gguf(files[0], dtype) if files else folder), str(source)
@@ -216,7 +217,7 @@ def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = 
     if isinstance(source, Path) or not store.is_hub_id(source):
         raise LoadError(
             f"there is no model '{source}': it is not a folder or GGUF file here, not a hub id (owner/name), "
-            f"and none of {', '.join(store.ASSETS)}"
+            f"and none of {', '.join(known)}"
         )
     return store.hub_folder(str(source), revision=revision), str(source)
 
