@@ -1,6 +1,7 @@
 """The table of assets with their origin, licence and download sources; outrider.core.assets.store fetches them.
 
-Over 400 lines, as one table. To add an asset, add a row: a commit of a hub repository, packages or a URL, with the size and sha256 of every file.
+Over 400 lines, as one table. To add an asset, add a row: a commit of a hub repository, packages or a URL, with the size
+and sha256 of every file.
 """
 
 from __future__ import annotations
