@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from outrider.core.errors import TraceError
 
@@ -109,11 +109,21 @@ class Trace:
     machine: dict[str, Plain] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     memory: int = 0  # peak bytes, 0 where unknown
+    weight_bytes: int = 0  # read by one target pass, 0 where unknown
+    launches: float = 0.0  # kernels and graphs that the host launches per round; 0: not counted
+    waits: float = 0.0  # of the host for the device per round
     schema: int = SCHEMA
 
     @property
     def rows(self) -> int:
         return len({step.row for step in self.steps})
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The rate at which weights were read, by all models; 0 where unknown."""
+        rounds = {step.index: step for step in self.steps}.values()
+        seconds = sum(step.times.total for step in rounds)
+        return self.weight_bytes * sum(step.cost for step in rounds) / seconds if seconds else 0.0
 
     def row(self, row: int) -> Trace:
         """One row's steps alone."""
@@ -230,6 +240,18 @@ def machine() -> dict[str, Plain]:
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def conditions(weight_bytes: int = 0) -> dict[str, Any]:
+    """The fields of a trace that is made now on this machine."""
+    from outrider.core.device import peak_memory
+
+    return {
+        "machine": machine(),
+        "versions": versions(),
+        "memory": peak_memory(),
+        "weight_bytes": weight_bytes,
+    }
 
 
 def versions() -> dict[str, str]:

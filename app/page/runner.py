@@ -8,10 +8,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
 
 from outrider.app.page.backends.interface import Backend, RunSettings
 from outrider.app.page.recordings import Recording
 from outrider.app.viz.svg import Drawing, safe
+from outrider.core.bench.device_costs import round_costs
+from outrider.core.cost.theory import measure
+from outrider.core.device import usable_device
 from outrider.core.errors import OutriderError
 
 PAUSE = {"text": 0.6, "image": 0.3, "speech": 0.25}  # minimum seconds between two updates of the page
@@ -46,7 +53,31 @@ def follow(
                 pause = max(PAUSE[backend.name], _SHARE * (shown - now))
     finally:
         live.close()
-    yield (None, None), live.recording()
+    yield (None, None), _with_device_costs(live.recording(), backend, settings)
+
+
+def _with_device_costs(recording: Recording, backend: Backend, settings: RunSettings) -> Recording:
+    """The recording with the device's memory bandwidth and, on CUDA, the launches and waits of a round, which are
+    counted in another run of the same settings."""
+    if not backend.device or not recording.trace.steps:
+        return recording
+    device = usable_device(backend.device)
+    machine = recording.trace.machine | {"bandwidth": _bandwidth(device)}
+    trace = replace(recording.trace, machine=machine)
+    if device.type == "cuda":  # pragma: CUDA
+        again = backend.begin(settings)
+        try:
+            launches, waits = round_costs(again)
+        finally:
+            again.close()
+        trace = replace(trace, launches=launches, waits=waits)
+    return replace(recording, trace=trace)
+
+
+@lru_cache
+def _bandwidth(device: torch.device) -> float:
+    """Of the device's memory in bytes per second, measured once."""
+    return measure(device, seconds=0.1).bandwidth
 
 
 def hint(text: str) -> Drawing:

@@ -40,6 +40,12 @@ def facts(trace: Trace) -> dict[str, str]:
         "time": f"{summary.seconds:.2f} s" if summary.seconds >= 1 else f"{1e3 * summary.seconds:.0f} ms",
         "tokens / s": f"{summary.tokens_per_second:.1f}",
     }
+    if rate := trace.bytes_per_second:
+        own = trace.machine.get("bandwidth")
+        of = f" of {own / 1e9:.1f}" if isinstance(own, int | float) and own else ""
+        facts["GB / s of weights read"] = f"{rate / 1e9:.1f}{of}"
+    if trace.launches:
+        facts["launches and waits per round"] = f"{trace.launches:.0f}, {trace.waits:.1f}"
     if not trace.lossless:
         facts["total variation, summed"] = f"{summary.total_variation:.2f}"
     return facts

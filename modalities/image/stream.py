@@ -14,11 +14,10 @@ from torch import Tensor
 
 from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
-from outrider.core.device import peak_memory
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
-from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
+from outrider.core.trace import FinishReason, Step, Trace, conditions, finish_reason
 from outrider.core.validation import copies_of
 from outrider.image.grid import Grid
 from outrider.image.options import Options
@@ -106,9 +105,11 @@ class Stream(Iterator[Piece]):
         self._codes: list[list[int]] = [[] for _ in prompts]
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._steps: list[Step] = []
+        target = model.target(prompt_ids, options.guidance_scale, unconditional)
+        self._weight_bytes = target.weight_bytes
         self._pieces = self._run(
             decode(
-                model.target(prompt_ids, options.guidance_scale, unconditional),
+                target,
                 drafter.made,
                 rule.made,
                 [[model.root]] * len(prompts),
@@ -162,9 +163,7 @@ class Stream(Iterator[Piece]):
             lossless=self._lossless,
             seed=self._seed,
             options=facts | self._options.facts(),
-            machine=machine(),
-            versions=versions(),
-            memory=peak_memory(),
+            **conditions(self._weight_bytes),
         )
 
     def _own(self, trace: Trace, row: int) -> Trace:

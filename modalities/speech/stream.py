@@ -15,9 +15,8 @@ import numpy as np
 
 from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
-from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, FinishReason, Step, Trace, machine, versions
+from outrider.core.trace import Finish, FinishReason, Step, Trace, conditions
 from outrider.speech.audio import Sound, SoundStream
 from outrider.speech.mel import RATE
 from outrider.speech.options import Options
@@ -113,6 +112,7 @@ class Stream(Iterator[Piece]):
             for index, part in enumerate(parts)
         ]
         self._steps: list[Step] = []
+        self._weight_bytes = 0
         self._first: dict[int, float] = {}
         self._began = time.perf_counter()
         self._pieces = self._run()
@@ -129,6 +129,7 @@ class Stream(Iterator[Piece]):
         phoneme_ids = [ids(utterance.phonemes) for utterance in batch]
         script = model.voice.script(phoneme_ids, options.speed)
         target = model.target(script)
+        self._weight_bytes = target.weight_bytes
         first_index = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
             target,
@@ -181,9 +182,7 @@ class Stream(Iterator[Piece]):
             lossless=self._rule.made.lossless,
             seed=self._seed,
             options={**self._options.facts(), "model": self._model.name, "dtype": self._model.dtype},
-            machine=machine(),
-            versions=versions(),
-            memory=peak_memory(),
+            **conditions(self._weight_bytes),
         )
 
     @property

@@ -53,7 +53,8 @@ class Request:
     @property
     def result(self) -> Result:
         """The result so far, as `generate` returns it."""
-        trace = self.batch.about.trace(self.steps, self.batch.options, self.seed, {"request": self.number})
+        batch, facts = self.batch, {"request": self.number}
+        trace = batch.about.trace(self.steps, batch.options, self.seed, batch.weight_bytes, facts)
         logprobs = (
             [logprob for step in self.steps for logprob in step.logprobs] if self.batch.options.logprobs else None
         )
@@ -78,8 +79,10 @@ class TextBatch:
             return made
 
         self._requests: dict[int, Request] = {}
+        target = cast(BatchedTarget, model.target())
+        self.weight_bytes = target.weight_bytes
         self._core = ContinuousBatch(
-            cast(BatchedTarget, model.target()),
+            target,
             None if first.made is None else make,
             rule.made,
             sampling=options.sampling(model.end),

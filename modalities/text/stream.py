@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
-from outrider.core.device import peak_memory
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
-from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
+from outrider.core.trace import FinishReason, Step, Trace, conditions, finish_reason
 from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
@@ -48,7 +47,9 @@ class About:
     drafter: Resolved[Drafter | None]
     rule: Resolved[Rule]
 
-    def trace(self, steps: Sequence[Step], options: Options, seed: int, more: Mapping[str, Any] = {}) -> Trace:
+    def trace(
+        self, steps: Sequence[Step], options: Options, seed: int, weight_bytes: int, more: Mapping[str, Any]
+    ) -> Trace:
         facts = {"model": self.model.name, "dtype": self.model.dtype} | options.facts()
         if self.model.kv_cache_dtype:
             facts["kv_cache_dtype"] = self.model.kv_cache_dtype
@@ -60,9 +61,7 @@ class About:
             lossless=self.rule.made.lossless,
             seed=seed,
             options=facts | dict(more),
-            machine=machine(),
-            versions=versions(),
-            memory=peak_memory(),
+            **conditions(weight_bytes),
         )
 
 
@@ -99,9 +98,11 @@ class Stream(Iterator[Piece]):
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._cache = model.take_prefix_cache() if conversation else None
+        target = self._cache or model.target()
+        self._weight_bytes = target.weight_bytes
         self._pieces = self._run(
             decode(
-                self._cache or model.target(),
+                target,
                 drafter.made,
                 rule.made,
                 prompts,
@@ -149,7 +150,7 @@ class Stream(Iterator[Piece]):
     def trace(self) -> Trace:
         """The trace of all rows so far."""
         facts = {} if self._cache is None else {"reused": self._cache.reused}
-        return self._about.trace(self._steps, self._options, self._seed, facts)
+        return self._about.trace(self._steps, self._options, self._seed, self._weight_bytes, facts)
 
     @property
     def results(self) -> list[Result]:

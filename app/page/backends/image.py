@@ -51,6 +51,7 @@ class ImageBackend:
         spec: ModelSpec | None = None,
     ) -> None:
         """`folder` contains weights of your own training for our model."""
+        self.device = device
         self._spec, self._folder, self._given = spec, folder, load_ is not None
         self._lazy: LazyModel[ImageModel | PublishedModel]
         if spec is not None:  # with the model's own guidance

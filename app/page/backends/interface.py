@@ -153,6 +153,7 @@ class Backend(Protocol):
     extra_options: tuple[Knob | Choice, ...]
     defaults: Modality | None  # the modality whose defaults methods use; None: the methods' own
     is_server: bool  # an external server, which fixes the drafter and its options
+    device: str  # on which its model runs; empty for a server
 
     @property
     def description(self) -> str: ...  # the model in a few words

@@ -51,6 +51,7 @@ class SpeechBackend:
         spec: ModelSpec | None = None,
     ) -> None:
         """`folder` contains weights of your own training for our voice."""
+        self.device = device
         self._spec, self._folder, self._given = spec, folder, load_ is not None
         self._lazy: LazyModel[SpeechModel | PublishedSpeech]
         if spec is not None:

@@ -45,6 +45,7 @@ class TextBackend:
         spec: ModelSpec | None = None,
     ) -> None:
         """`spec` may name a draft head in its options."""
+        self.device = device
         self._spec, self._model = spec, MODEL if load_ is None else ""  # the name that trained heads are listed for
         if spec is not None:
             self._lazy = LazyModel(lambda: spec.load(load, device, dtype), spec.model)

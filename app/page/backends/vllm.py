@@ -30,6 +30,7 @@ class VllmBackend:
     extra_options: tuple[Knob | Choice, ...] = TextBackend.extra_options
     defaults = TextBackend.defaults
     is_server = True
+    device = ""
 
     def __init__(self, url: str) -> None:
         self._client = Client(url)

@@ -23,7 +23,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule, Target
-from outrider.core.trace import Step, Trace, machine, versions
+from outrider.core.trace import Step, Trace, conditions
 from outrider.core.validation import (
     METHODS,
     NUMBER,
@@ -165,6 +165,7 @@ class Stream(Iterator[Step]):
     def __init__(self, model: PublishedSpeech, options: Options, prompt: Any, limit: int | None) -> None:
         self._model, self._options, self._prompt = model, options, prompt
         self._steps: list[Step] = []
+        self._weight_bytes = 0
         self._tokens: list[list[int]] = []
         self._outcome: Any = None
         self._run = self._decode(model.published.stages(prompt, limit))
@@ -202,8 +203,10 @@ class Stream(Iterator[Step]):
             end=stage.end,
         )
         first = 1 + max((step.index for step in self._steps), default=-1)
+        target = stage.target()
+        self._weight_bytes = max(self._weight_bytes, target.weight_bytes)  # of the largest stage
         steps = decode(
-            stage.target(),
+            target,
             drafter,
             rule,
             [list(stage.root)],
@@ -241,8 +244,7 @@ class Stream(Iterator[Step]):
             lossless=resolve_rule(options).made.lossless,
             seed=options.seed,
             options=facts,
-            machine=machine(),
-            versions=versions(),
+            **conditions(self._weight_bytes),
         )
 
     @property

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from outrider.core.bench.device_costs import counts
 from outrider.core.bench.runner import Item
+from outrider.core.cost.theory import measure
 from outrider.core.engine.network import Graphs, Network
 from outrider.core.errors import InvalidOption
 from outrider.text.bench.engine import decoder
 from outrider.text.bench.interleave import Round, Row, bound, now, turns
 from outrider.text.model import TextModel
+
+_MEASURE = 1.0  # seconds, of the memory bandwidth
 
 
 def device(
@@ -48,7 +52,7 @@ def captured(
 ) -> Iterator[Row]:
     """The same for any network: `run` decodes with a drafter and returns the outputs and the number of passes."""
     passes = network.graphs = network.graphs or Graphs(network)  # drafters are captured if their target is
-    floor = network.weight_bytes / bandwidth(network.device)
+    floor = network.weight_bytes / measure(network.device, network.dtype, _MEASURE).bandwidth
 
     def ours(drafter: str | None, graphs: bool) -> Round:
         network.graphs = passes if graphs else None
@@ -65,7 +69,8 @@ def captured(
     cases |= others
     for case in cases.values():  # warm-up: captures shapes and compiles kernels
         case()
-    launch_counts = {name: launches(case, network.device) for name, case in cases.items()}
+    on_cuda = network.device.type == "cuda"
+    launch_counts = {name: counts(case)[0] if on_cuda else None for name, case in cases.items()}
     for row in turns(cases, repeat):
         calls = row["tokens"] / row["tokens_per_pass"]
         launch_count = launch_counts[row["drafter"]]
@@ -105,28 +110,3 @@ def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[st
         return Round(seconds, count, count, outputs, {})
 
     return {"transformers": lambda: generate(None), "transformers, static": lambda: generate("static")}
-
-
-def bandwidth(device: torch.device) -> float:
-    """Measure memory bandwidth in bytes per second: the best of several large copies."""
-    source = torch.ones((1 << 28) if device.type == "cuda" else 1 << 26, dtype=torch.uint8, device=device)
-    destination = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(8):
-        start = now(device)
-        destination.copy_(source)
-        best = min(best, now(device) - start)
-    return 2 * len(source) / best
-
-
-def launches(work: Callable[[], object], device: torch.device) -> int | None:
-    """Count the kernels and graphs that the host launched; None without CUDA."""
-    if device.type != "cuda":
-        return None
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        work()
-        torch.cuda.synchronize()
-    names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-    return sum(int(event.count) for event in profiled.key_averages() if event.key.startswith(names))
