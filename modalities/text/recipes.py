@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.drafters.trained.import_checkpoints import read_foreign
+from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
@@ -238,16 +239,18 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
     any kind."""
     from outrider.core.training.checkpoint import load as load_trained
 
-    if not isinstance(target, Decoder):
+    published = path.is_dir()
+    if not isinstance(target, Decoder) and not (published and isinstance(target, TransformersTarget)):
         raise Incompatible(
-            f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}"
+            f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}; a causal "
+            "language model of transformers takes published heads, in a folder or by hub id"
         )
-    if not path.is_dir() and not path.is_file():
+    if not published and not path.is_file():
         raise InvalidOption(
             f"there is no file {path}; give a file of trained weights, or the folder or hub id (owner/name) of a "
             "published draft head"
         )
-    head = read_foreign(path, target) if path.is_dir() else load_trained(path, KINDS, target)
+    head = read_foreign(path, target) if published else load_trained(path, KINDS, target)
     kind = RECIPES[drafter].kind if drafter in RECIPES else DRAFTERS[drafter].draft_head if drafter else DraftHead
     if not isinstance(kind, type) or not isinstance(head, kind):
         runs = ", ".join(drafters_of(head))

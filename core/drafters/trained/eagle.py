@@ -95,7 +95,8 @@ class EagleHead(DraftHead):
         width = self.form.hidden_size
         self.fuse = Matrix(2 * width, width, bias=True)
         self.block = Block(self.form, normed=normed)
-        self.block.copy(network.layers[-1])
+        for layer in network.layers[-1:]:
+            self.block.copy(layer)
         self.angles = Angles(self.form)
         with torch.no_grad():  # starts with the target's state and a little of the token's embedding
             self.fuse.weight[:, width:] = torch.eye(width)
@@ -202,7 +203,7 @@ class Eagle3Head(DraftHead):
             "vocabulary": kept(self.words),
             "fade": fade,
         }
-        width, eps, last = self.form.hidden_size, self.form.norm_eps, network.layers[-1]
+        width, eps = self.form.hidden_size, self.form.norm_eps
         sizes = {"each": [width] * len(self.taps), "joint": [len(self.taps) * width], "none": []}[self.tap_norm]
         self.tap_norms = nn.ModuleList(Norm(size, eps) for size in sizes)
         self.fuse = Matrix(len(self.taps) * width, width)
@@ -210,13 +211,15 @@ class Eagle3Head(DraftHead):
         self.entered = Norm(width, eps)
         self.block = Block(self.form, into=2 * width, normed=False)
         self.norm = Norm(width, eps)
-        self.block.copy(last)
+        for last in network.layers[-1:]:
+            self.block.copy(last)
         adapted(self.block, lora, known=width, changed=bool(hidden or form))
         self.angles = Angles(self.form)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)
             self.fuse.weight[:, -width:] += torch.eye(width)  # starts with mostly the highest tap
-            self.entered.weight.copy_(last.attention_norm)
+            for last in network.layers[-1:]:
+                self.entered.weight.copy_(last.attention_norm)
             self.norm.weight.copy_(network.norm)
 
     def enter(self, features: Tensor) -> Tensor:

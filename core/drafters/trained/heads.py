@@ -149,7 +149,8 @@ class HydraHeads(DraftHead):
             for weight in () if hidden else self.inputs.parameters():
                 weight.mul_(0.1)  # start with the target's state dominating
         if self.prefix is not None:
-            self.prefix.copy(network.layers[-1])
+            for last in network.layers[-1:]:
+                self.prefix.copy(last)
         self.angles = Angles(self.form)
 
     def head(self, k: int, read: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.target_mtp import read_target_mtp
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
@@ -47,7 +48,7 @@ _HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
 def read_foreign(folder: Path, target: Any) -> DraftHead:
-    """The draft head in a folder, for a target that runs on our decoder."""
+    """The draft head in a folder, for a target on our decoder or a causal language model of transformers."""
     described = read_json(folder / "config.json", runs_code=False)
     tensors = foreign_tensors(folder)
     check_target(described, target)
@@ -83,6 +84,8 @@ def _kind(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         return "eagle3"
     if "fc.weight" in tensors and "layers.0.mlp.up_proj.weight" in tensors:
         return "eagle"
+    if described.get("num_nextn_predict_layers"):
+        return "target's mtp"
     if any(name.startswith("mtp.") for name in tensors):
         return "mtp"
     return str(described.get("model_type"))
@@ -366,6 +369,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], 
     "peagle": _peagle,
     "dflash": _dflash,
     "mtp": _mtp,
+    "target's mtp": read_target_mtp,
 }
 
 

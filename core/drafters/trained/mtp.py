@@ -24,13 +24,13 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement
 
 
 class Module(nn.Module):
-    """Norms of both inputs, a matrix that combines them, and a block."""
+    """Norms of both inputs, a matrix that combines them, and a block (or another `layer` in its place)."""
 
-    def __init__(self, form: Config, index: int) -> None:
+    def __init__(self, form: Config, index: int, layer: nn.Module | None = None) -> None:
         super().__init__()
         self.embedded, self.entered = (Norm(form.hidden_size, form.norm_eps) for _ in range(2))
         self.fuse = Matrix(2 * form.hidden_size, form.hidden_size)
-        self.block = Block(form, index=index)
+        self.block: Any = Block(form, index=index) if layer is None else layer
         with torch.no_grad():
             self.fuse.weight[:, form.hidden_size :] += torch.eye(form.hidden_size)
 
@@ -70,12 +70,16 @@ class MtpModules(DraftHead):
         normed_output: bool = False,
         vocabulary: PrefixCache = 0,
         fade: float = 0.6,
+        layer: nn.Module | None = None,
+        own: bool = False,
+        own_embedding: bool = False,
     ) -> None:
+        """`layer`: the block of a single module, for a target without layers to start from."""
         super().__init__()
         if min(modules, rounds) < 1:
             raise InvalidOption(f"modules={modules}, rounds={rounds}: each must be 1 or more")
         network = target.network
-        self.words = SharedEmbedding(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary, own=own, own_embedding=own_embedding)
         self.form = shaped(network.config, hidden, form)
         self.normed_output = normed_output  # are the normed states fed back, as FastMTP does?
         self.rounds, self.fade, self.cached_layers = max(rounds, modules), fade, modules
@@ -88,9 +92,10 @@ class MtpModules(DraftHead):
             "vocabulary": kept(self.words),
             "fade": fade,
         }
-        chain = [Module(self.form, index) for index in range(modules)]
-        for module in chain:
-            module.block.copy(network.layers[-1])
+        chain = [Module(self.form, index, layer) for index in range(modules)]
+        for last in network.layers[-1:]:
+            for module in chain:
+                module.block.copy(last)
         self.chain: Any = nn.ModuleList(chain)
         self.norm = Norm(self.form.hidden_size, self.form.norm_eps)
         self.angles = Angles(self.form)

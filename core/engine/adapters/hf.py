@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.adapters.model_parts import shared_weights
 from outrider.core.engine.adapters.tree_by_rows import BranchScorer
 from outrider.core.engine.kv_cache.cache import (
     Rows,
@@ -29,7 +31,9 @@ from outrider.core.engine.kv_cache.cache import (
     sequence_positions,
     unread_rows,
 )
+from outrider.core.engine.network import Network
 from outrider.core.engine.self_draft_views import at_nodes
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 
@@ -99,6 +103,15 @@ class TransformersTarget:
         self._refuse(self._foreign_entries() if interface is None else None)
         self.trees = trees or ("mask" if self._supports_tree_mask() else "branches")
 
+    @cached_property
+    def network(self) -> Network:
+        """What draft heads share with the model; has no layers."""
+        return shared_weights(self.model)
+
+    @property
+    def config(self) -> Config:
+        return self.network.config
+
     def _refuse(self, reason: str | None) -> None:
         if reason is not None:
             raise Incompatible(
@@ -127,6 +140,11 @@ class TransformersTarget:
         names = dict(zip(self.taps, out.hidden_states or (), strict=False)) if self._needs else {}
         if self._needs:
             names["last"] = out.hidden_states[-1]
+            if names["last"].dim() != 3:
+                raise Incompatible(
+                    f"{type(self.model).__name__} has several hidden states per token, which drafters do not read; use "
+                    "one that needs none, such as 'prompt-lookup'"
+                )
         return interface.logits(out), {tap: names[tap] for tap in self._needs}
 
     def _takes_positions_from_columns(self, config: Any) -> bool:

@@ -23,6 +23,7 @@ from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.export_checkpoints import write_published
 from outrider.core.drafters.trained.head_runner import HeadRunner
 from outrider.core.drafters.trained.import_checkpoints import read_foreign, write_speculators
+from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible
 from outrider.core.rules.exact import Exact
@@ -49,6 +50,25 @@ LAYER = {
 
 def target(rotary_dim: int | None = None) -> Decoder:
     return Decoder.random(replace(SHAPE, rotary_dim=rotary_dim), seed=2, gain=1.5)
+
+
+def olmo2() -> TransformersTarget:
+    """A target that our decoder does not run."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 9, "num_attention_heads": 4}
+    config = Olmo2Config(vocab_size=40, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=None, **sizes)
+    torch.manual_seed(2)
+    model = Olmo2ForCausalLM(config).float()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(drawn(*weight.shape) * 1.5)
+    return TransformersTarget(model)
+
+
+@pytest.fixture(params=["ours", "of transformers"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return target() if request.param == "ours" else olmo2()
 
 
 def drawn(*shape: int) -> Tensor:
@@ -98,13 +118,13 @@ def kept_in(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) ->
     return folder
 
 
-def states(model: Decoder, taps: tuple[str, ...]) -> Tensor:
+def states(model: Any, taps: tuple[str, ...]) -> Tensor:
     """Behind each of the tokens, side by side [T, F]."""
     hidden = model.begin([[*TEXT, 0]], Sampling(), frozenset(taps)).hidden
     return torch.cat([hidden[tap][0] for tap in taps], -1)
 
 
-def said(draft_head: Any, model: Decoder, chain: int) -> Tensor:
+def said(draft_head: Any, model: Any, chain: int) -> Tensor:
     """[1 + chain, R] our logits behind the text but its last tokens, which are drafted."""
     prompt, rest = TEXT[: len(TEXT) - chain], TEXT[len(TEXT) - chain :]
     runner = HeadRunner(draft_head.drafts(model))
@@ -133,7 +153,7 @@ def eagle3(at: str) -> dict[str, Tensor]:
 
 
 def expected3(
-    tensors: dict[str, Tensor], at: str, model: Decoder, chain: int, normed: bool = False, rotated: int = 8
+    tensors: dict[str, Tensor], at: str, model: Any, chain: int, normed: bool = False, rotated: int = 8
 ) -> Tensor:
     """EAGLE-3 as published: features of the tokens before the root, then its own states, one token at a time."""
     embedding, tokens = model.network.embedding, torch.tensor(TEXT[1:])
@@ -151,13 +171,14 @@ def expected3(
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("kind", ["published", "speculators", "normed residual", "partial rotary"])
+@pytest.mark.parametrize("kind", ["published", "of transformers", "speculators", "normed residual", "partial rotary"])
 def test_eagle3(kind: str, tmp_path: Path) -> None:
-    at = "midlayer" if kind == "published" else "layers.0"
+    published = kind in ("published", "of transformers")
+    at = "midlayer" if published else "layers.0"
     tensors = eagle3(at)
     config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
     rotated = 4 if kind == "partial rotary" else 8
-    if kind != "published":
+    if not published:
         normed = kind == "normed residual"
         config = {
             "speculators_model_type": "eagle3",
@@ -166,7 +187,7 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
             "norm_before_residual": normed,
             "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
         }
-    model = target(2 if kind == "published" else None)  # the target's rotary positions are not the head's
+    model: Any = olmo2() if kind == "of transformers" else target(2 if published else None)  # rotates otherwise
     draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     assert isinstance(draft_head, Eagle3Head)
     assert draft_head.words.vocabulary is not None and draft_head.words.vocabulary.tolist() == list(KEPT)
@@ -187,7 +208,7 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(said(again, model, 3), wanted, atol=0.1, rtol=0.05)  # written in 16 bits
 
 
-def drafts_right(draft_head: Any, model: Decoder) -> None:
+def drafts_right(draft_head: Any, model: Any) -> None:
     """Decoding with the head gives the tokens of plain decoding, and the head drafts."""
     plain, fast = (
         list(decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), max_new_tokens=12))
@@ -209,9 +230,9 @@ def speculators(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("norms", ["joint", "each", "output"])
-def test_eagle3_with_its_norms_and_an_embedding_of_its_own(norms: str, tmp_path: Path) -> None:
+def test_eagle3_with_its_norms_and_an_embedding_of_its_own(norms: str, model: Any, tmp_path: Path) -> None:
     """norm_before_fc, fc_norm and norm_output, each alone; the embedding is a fine-tuned copy."""
-    model, at = target(), "layers.0"
+    at = "layers.0"
     own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
     tensors = eagle3(at) | {"embed_tokens.weight": own}
     taps, names = states(model, ("layer.1", "layer.3", "layer.5")), ["norm_before_fc", "fc_norm", "norm_output"]
@@ -237,7 +258,7 @@ def test_eagle3_with_its_norms_and_an_embedding_of_its_own(norms: str, tmp_path:
     again_equal(draft_head, model, tmp_path)
 
 
-def again_equal(draft_head: Any, model: Decoder, folder: Path) -> None:
+def again_equal(draft_head: Any, model: Any, folder: Path) -> None:
     """A head whose weights 16 bits hold is exported and read back unchanged."""
     with torch.no_grad():
         for weight in draft_head.state_dict().values():
@@ -250,9 +271,9 @@ def again_equal(draft_head: Any, model: Decoder, folder: Path) -> None:
         torch.testing.assert_close(again.state_dict()[name], weight, atol=0, rtol=0)
 
 
-def test_peagle(tmp_path: Path) -> None:
+def test_peagle(model: Any, tmp_path: Path) -> None:
     """P-EAGLE: behind the root, positions of the mask token and a learned state, each attending to those before it."""
-    model, at, count = target(), "layers.0", 3
+    at, count = "layers.0", 3
     own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
     tensors = eagle3(at) | {"embed_tokens.weight": own, "mask_hidden": torch.randn(1, 1, 48)}
     draft_head = read_foreign(kept_in(tmp_path, tensors, speculators("peagle", mask_token_id=2)), model)
@@ -269,7 +290,7 @@ def test_peagle(tmp_path: Path) -> None:
     again_equal(draft_head, model, tmp_path)
 
 
-def parallel(draft_head: Any, model: Decoder) -> Tensor:
+def parallel(draft_head: Any, model: Any) -> Tensor:
     """[K, R] the logits of a head that guesses K positions behind the text in one pass."""
     runner = HeadRunner(draft_head.drafts(model))
     runner.set_hidden(model.begin([TEXT], Sampling(), draft_head.needs).hidden)
@@ -278,10 +299,10 @@ def parallel(draft_head: Any, model: Decoder) -> Tensor:
 
 
 @pytest.mark.parametrize("own_format", [True, False], ids=["published", "speculators"])
-def test_dflash(own_format: bool, tmp_path: Path) -> None:
+def test_dflash(own_format: bool, model: Any, tmp_path: Path) -> None:
     """Two layers; an anchor and its masks attend to all states before them and to one another."""
     torch.manual_seed(5)
-    model, ids = target(), torch.tensor(KEPT)
+    ids = torch.tensor(KEPT)
     tensors = {"fc.weight": drawn(16, 48), "hidden_norm.weight": drawn(16), "norm.weight": drawn(16)}
     for index in range(2):
         at = f"layers.{index}"
@@ -339,10 +360,10 @@ def crossed(tensors: dict[str, Tensor], at: str, context: Tensor, x: Tensor) -> 
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["within the target", "speculators"])
-def test_mtp(native: bool, tmp_path: Path) -> None:
+def test_mtp(native: bool, model: Any, tmp_path: Path) -> None:
     """One layer, applied again to its own normed states."""
     torch.manual_seed(6)
-    model, at = target(), "mtp_layers.0"
+    at = "mtp_layers.0"
     tensors = layer(at, 16) | {f"{at}.{name}_layernorm.weight": drawn(16) for name in ("input", "token", "hidden")}
     tensors |= {f"{at}.final_layernorm.weight": drawn(16), f"{at}.input_proj.weight": drawn(16, 32)}
     stored, config = tensors, speculators("mtp")
@@ -417,10 +438,9 @@ def test_hydra(prefix: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["published", "speculators"])
-def test_eagle(ours: bool, tmp_path: Path) -> None:
+def test_eagle(ours: bool, model: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)
     at, fuse = ("transformer", "fusion_fc") if ours else ("layers.0", "fc")
-    model = target()
     tensors = {f"{fuse}.weight": drawn(16, 32), f"{fuse}.bias": torch.randn(16) * 0.1, **layer(at, 16)}
     if not ours:
         tensors["embed_tokens.weight"] = model.network.embedding.clone()
@@ -439,7 +459,7 @@ def test_eagle(ours: bool, tmp_path: Path) -> None:
     again_equal(draft_head, model, tmp_path)
 
 
-def test_medusa(tmp_path: Path) -> None:
+def test_medusa(model: Any, tmp_path: Path) -> None:
     torch.manual_seed(2)
     tensors: dict[str, Tensor] = {}
     for k in range(3):
@@ -447,7 +467,6 @@ def test_medusa(tmp_path: Path) -> None:
             tensors |= {f"{k}.{j}.linear.weight": drawn(16, 16), f"{k}.{j}.linear.bias": torch.randn(16) * 0.1}
         tensors[f"{k}.2.weight"] = drawn(40, 16)
     config = {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "small"}
-    model = target()
     draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     state = states(model, ("last",))[len(TEXT) - 4]
     wanted = []
