@@ -41,6 +41,9 @@ from outrider.app.options import (
     DraftModelName,
     Head,
     ModelOptions,
+    PageAllowedHosts,
+    PageHost,
+    PagePassword,
     PublishedName,
     TextDraftModel,
     TextDtype,
@@ -122,6 +125,9 @@ def demo(
         int | None, typer.Option(min=1, max=65535, help="Port of the page. Default: the first free one.")
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Serve the page without opening a browser.")] = False,
+    host: PageHost = "127.0.0.1",
+    allowed_host: PageAllowedHosts = None,
+    password: PagePassword = None,
     device: Device = DEVICE,
     dtype: TextDtype = DTYPE,
     weights: Annotated[
@@ -213,7 +219,11 @@ def demo(
     shown = {panel: model for panel, model in models.items() if model is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
-            _open_page(port, not no_browser, device, dtype, weights, vllm, shown)
+            from outrider.app.page.guard.access import Access
+
+            access = Access(host, tuple(allowed_host or ()), password)
+            place = {"port": port, "browser": not no_browser, "device": device, "dtype": dtype, "weights": weights}
+            _open_page(shown, vllm=vllm, access=access, **place)
             return
         print("the page needs gradio (pip install 'outrider[app]'); running in the terminal instead", file=sys.stderr)
     from outrider.app.commands.terminal_demo import Options, run, traces
@@ -236,15 +246,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _open_page(
-    port: int | None,
-    browser: bool,
-    device: str,
-    dtype: str,
-    weights: Path | None,
-    vllm: str | None,
-    shown: dict[str, dict[str, Any]],
-) -> None:
+def _open_page(shown: dict[str, dict[str, Any]], **given: Any) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("Opening the page ..."), _uncollected():
@@ -252,9 +254,7 @@ def _open_page(
         from outrider.app.page.backends.interface import ModelSpec
 
         published: dict[Any, ModelSpec] = {panel: ModelSpec(**given) for panel, given in shown.items()}
-        page, address = serve(
-            port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm, published=published
-        )
+        page, address = serve(published=published, **given)
     print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()
 

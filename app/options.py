@@ -128,6 +128,34 @@ KVCacheDtype = Annotated[
 OwnWeights = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="Weights you trained. Default: those that ship.")
 ]
+_SERVED = "The page on the network"
+PageHost = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on. Any but this machine's own needs a password.",
+        rich_help_panel=_SERVED,
+    ),
+]
+PageAllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name or address by which the page is reached, besides --host. Repeatable.",
+        rich_help_panel=_SERVED,
+    ),
+]
+PagePassword = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PASSWORD",
+        envvar="OUTRIDER_PASSWORD",
+        help="Password of the page. The variable keeps it out of the list of processes.",
+        rich_help_panel=_SERVED,
+    ),
+]
 PublishedName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Published model: a hub id (owner/name) or a folder.")
 ]

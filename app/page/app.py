@@ -1,13 +1,16 @@
-"""The page: tabs for text, image and speech, for comparing methods, for theory and for traces; served on 127.0.0.1.
+"""The page: tabs for text, image and speech, for comparing methods, for theory and for traces.
 
-Models are loaded on first use, the page loads nothing from elsewhere, one run computes at a time, and the queue is
-bounded. Programs can call one endpoint for each modality: /text, /image and /speech.
+It is served on 127.0.0.1, or on another address with a password, behind the layers of `guard`. Models are loaded on
+first use, the page loads nothing from elsewhere, one run computes at a time, and the queue is bounded. Programs can
+call one endpoint for each modality: /text, /image and /speech.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,15 @@ from outrider.app.page.backends.text import TextBackend
 from outrider.app.page.backends.vllm import VllmBackend
 from outrider.app.page.compare_tab import CompareTab
 from outrider.app.page.controls import NO_PROGRESS, visitor
+from outrider.app.page.guard import guarded
+from outrider.app.page.guard.access import LOCAL, Access
+from outrider.app.page.guard.limits import Limits
+from outrider.app.page.guard.sessions import abandoned, bound_sessions, forget, waiting_runs
+from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.modality_tab import ModalityTab
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread
 from outrider.app.page.runner import error_box
-from outrider.app.page.same_origin import SameOrigin
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
 from outrider.core.device import AUTO, device_name, usable_device, usual_dtype
@@ -58,9 +65,10 @@ def build(
     """The page, whose models run on `device`. `shown` are the backends of the modality tabs, `compared` of the Compare
     tab (by default the same)."""
     shown = backends() if shown is None else shown
-    queue = RunQueue()
-    tabs = {name: ModalityTab(backend, queue) for name, backend in shown.items()}
-    with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+    kept = KeptRecordings()
+    queue = RunQueue(validate.WAITING, lambda: waiting_runs(page))
+    tabs = {name: ModalityTab(backend, queue, kept) for name, backend in shown.items()}
+    with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(600, 600)) as page:
         gr.HTML(theme.HEAD.replace("{device}", escape(device_name(device))))
         with gr.Tabs(elem_id="tabs") as container:
             for name, tab in tabs.items():
@@ -71,7 +79,7 @@ def build(
             with gr.Tab("Theory", id="theory"):
                 build_theory()
             with gr.Tab("Traces", id="traces"):
-                TracesTab().build()
+                TracesTab(kept).build()
         outputs = [part for tab in tabs.values() for part in (*tab.inputs, tab.about)]
 
         def apply_query(request: gr.Request) -> list[Any]:
@@ -82,20 +90,25 @@ def build(
 
         page.load(apply_query, None, [container, *outputs], queue=False, api_visibility="private", **NO_PROGRESS)
 
-        def cancel(request: gr.Request) -> None:
+        def release(request: gr.Request) -> None:
             queue.cancel(visitor(request))
+            kept.forget(visitor(request))
+            forget(page, visitor(request))
 
-        page.unload(cancel)
+        page.unload(release)
         for name, backend in shown.items():
-            gr.api(endpoint(backend), api_name=name, concurrency_limit=1, concurrency_id=MODEL)
-    page.queue(max_size=validate.WAITING, default_concurrency_limit=4)
+            gr.api(
+                endpoint(backend, partial(abandoned, page)), api_name=name, concurrency_limit=1, concurrency_id=MODEL
+            )
+    page.queue(max_size=validate.WAITING, default_concurrency_limit=4, api_open=False)
     return page
 
 
-def endpoint(backend: Backend) -> Callable[..., dict[str, Any]]:
-    """The function that programs call for a modality."""
+def endpoint(backend: Backend, abandoned: Callable[[str], bool]) -> Callable[..., dict[str, Any]]:
+    """The function that programs call for a modality. `abandoned` says whether a session's program has left."""
 
     def run(
+        request: gr.Request,
         prompt: str,
         drafter: str = backend.default_drafter,
         rule: str = EXACT.name,
@@ -113,7 +126,8 @@ def endpoint(backend: Backend) -> Callable[..., dict[str, Any]]:
             live = backend.begin(checked(backend, {**(options or {}), **given}))
             try:
                 for _ in live:
-                    pass
+                    if abandoned(visitor(request)):
+                        break
                 return live.recording()
             finally:
                 live.close()
@@ -148,12 +162,13 @@ def serve(
     own: Mapping[str, Backend] | None = None,
     vllm: str | None = None,
     published: Mapping[Modality, ModelSpec] | None = None,
+    access: Access = LOCAL,
 ) -> tuple[gr.Blocks, str]:
-    """Open the page on 127.0.0.1; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
+    """Open the page; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
 
-    `vllm` is the address of a vLLM server that runs the Text tab; `published` are the published models of tabs, loaded
-    before the page opens. The Compare tab measures the language model of the Text tab, and our own image and speech
-    models (`own`) in any case."""
+    `access` says where it listens and whom it answers. `vllm` is the address of a vLLM server that runs the Text tab;
+    `published` are the published models of tabs, loaded before the page opens. The Compare tab measures the language
+    model of the Text tab, and our own image and speech models (`own`) in any case."""
     published = dict(published or {})
     language_model = published.pop("text", None)
     ours = own or backends(device, dtype, weights, language_model)
@@ -166,11 +181,17 @@ def serve(
     for name, named in published.items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
-    from starlette.middleware import Middleware
-
     page = build(shown, ours, device)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        bound_sessions(page, app)
+        limits = Limits(app.middleware_stack, validate.FILE + 10_000)
+        app.middleware_stack = guarded(limits, access.hosts, access.password)  # outside Gradio's own layers
+        yield
+
     _, address, _ = page.launch(
-        server_name="127.0.0.1",
+        server_name=f"[{access.host}]" if ":" in access.host else access.host,
         server_port=port,
         share=False,
         inbrowser=browser,
@@ -178,7 +199,7 @@ def serve(
         prevent_thread_lock=True,
         max_file_size=validate.FILE,
         allowed_paths=[],
-        app_kwargs={"middleware": [Middleware(SameOrigin)]},
+        app_kwargs={"lifespan": lifespan},
         footer_links=["api"],
         ssr_mode=False,
         theme=theme.theme(),

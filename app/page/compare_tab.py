@@ -16,8 +16,8 @@ import gradio as gr
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Backend, RunSettings, checked, compatible
 from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
-from outrider.app.page.run_queue import MODEL, RunQueue, steps_on_model_thread
-from outrider.app.page.runner import error_box, hint, running, waiting
+from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, steps_on_model_thread
+from outrider.app.page.runner import enter, error_box, hint, running, waiting
 from outrider.app.viz.charts import benchmark_bars, predicted_and_measured
 from outrider.app.viz.svg import Drawing, safe, side_by_side
 from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
@@ -251,7 +251,7 @@ class CompareTab:
         ]
 
     def _begin(self, request: gr.Request) -> list[Update]:
-        return [self.queue.take(visitor(request)), waiting("Waiting for other runs …")]
+        return list(enter(self.queue, visitor(request)))
 
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()
@@ -271,6 +271,8 @@ class CompareTab:
         seed: float,
     ) -> Generator[list[Update]]:
         active = partial(self.queue.is_current, visitor(request), ticket)
+        if ticket == REFUSED:
+            return
         try:
             backend = self.backends[validate.one_of(modality, "modality", self.backends)]
             lines = [line.strip() for line in validate.text(prompts, "prompts").splitlines() if line.strip()]

@@ -28,9 +28,10 @@ from outrider.app.page.backends.interface import (
     summary,
 )
 from outrider.app.page.controls import Update, redraw, visitor
+from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.recordings import Recording
-from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread, steps_on_model_thread
-from outrider.app.page.runner import error_box, follow, hint, waiting
+from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, on_model_thread, steps_on_model_thread
+from outrider.app.page.runner import enter, error_box, follow, hint, waiting
 from outrider.app.page.trace_view import TraceView
 from outrider.app.viz import trace_html
 from outrider.app.viz.svg import Drawing, safe
@@ -45,9 +46,9 @@ _SLIDERS, _CHOICES, _RULE_SLIDERS = 4, 2, 3  # components for the options of any
 class ModalityTab:
     """The components and the events of one modality's tab."""
 
-    def __init__(self, backend: Backend, queue: RunQueue) -> None:
+    def __init__(self, backend: Backend, queue: RunQueue, kept: KeptRecordings) -> None:
         self.backend, self.queue = backend, queue
-        self.view = TraceView(backend.name, with_race=not backend.is_server)
+        self.view = TraceView(backend.name, kept, with_race=not backend.is_server)
 
     # ---- components
 
@@ -157,7 +158,7 @@ class ModalityTab:
             )
         self.stop.click(self._stop, None, [self.view.status], **redraw())
         if self.backend.name == "image":
-            self.view.output.click(self._similar, [self.view.recording], [self.patches], **redraw(queue=True))
+            self.view.output.click(self._similar, None, [self.patches], **redraw(queue=True))
 
     def _change_drafter(self, drafter: str, rule: str) -> list[Update]:
         rules = rules_for(self.backend, drafter) if drafter in selectable_drafters(self.backend) else [EXACT.name]
@@ -185,7 +186,7 @@ class ModalityTab:
         return [controls.update_slider(knob, given) for knob in knobs]
 
     def _begin(self, request: gr.Request) -> list[Update]:
-        return [self.queue.take(visitor(request)), waiting("Waiting for other runs …")]
+        return list(enter(self.queue, visitor(request)))
 
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()
@@ -227,6 +228,8 @@ class ModalityTab:
 
     def _work(self, ticket: int, values: Sequence[Any], request: gr.Request, race: bool) -> Generator[list[Update]]:
         active = partial(self.queue.is_current, visitor(request), ticket)
+        if ticket == REFUSED:
+            return
         try:
             settings = self.settings(values)
             plain: Recording | None = None
@@ -245,17 +248,17 @@ class ModalityTab:
             if plain is not None and plain.trace.steps:
                 recording = replace(recording, plain=plain)
             tab = "race" if recording.plain is not None else ""
-            yield [*self.view.updates(recording, "" if active() else "stopped", tab), self._link(settings)]
+            yield [*self.view.updates(recording, request, "" if active() else "stopped", tab), self._link(settings)]
         except Exception as error:
             yield [*self.view.partial(error_box(error)), gr.skip()]
         finally:
             if active():
                 self.queue.cancel(visitor(request))
 
-    def _similar(self, recording: Recording | None, event: gr.EventData) -> Update:
+    def _similar(self, event: gr.EventData, request: gr.Request) -> Update:
         """The image codes that look most like the one in the clicked cell."""
-        cell = getattr(event, "cell", None)
-        if not isinstance(recording, Recording) or not isinstance(cell, int):
+        cell, recording = getattr(event, "cell", None), self.view.find(request)
+        if recording is None or not isinstance(cell, int):
             return gr.skip()
         codes = [token for step in recording.trace.steps for token in step.emitted]
         if not 0 <= cell < len(codes):

@@ -5,6 +5,7 @@ Visitors are session ids; independent of what runs.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -13,6 +14,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 MODEL = "model"  # Gradio's concurrency id of every event that computes
+REFUSED = 0  # the ticket of a run that found the queue full
+_VISITORS = 512
 _thread = ThreadPoolExecutor(1, thread_name_prefix=MODEL)
 _END = object()
 
@@ -33,17 +36,23 @@ def steps_on_model_thread(work: Generator[T]) -> Generator[T]:
 
 
 class RunQueue:
-    """Tickets of runs. Each visitor has one current ticket: the last one taken, until it is cancelled."""
+    """Tickets of runs. Each visitor has one current ticket: the last one taken, until it is cancelled.
 
-    def __init__(self) -> None:
+    `waiting` says how many runs wait, of at most `limit`."""
+
+    def __init__(self, limit: int = 1, waiting: Callable[[], int] = lambda: 0) -> None:
+        self.limit, self.waiting = limit, waiting
         self._lock = Lock()
-        self._last: dict[str, int] = {}
-        self._count = 0
+        self._last: OrderedDict[str, int] = OrderedDict()
+        self._count = REFUSED
 
     def take(self, visitor: str) -> int:
         with self._lock:
             self._count += 1
             self._last[visitor] = self._count
+            self._last.move_to_end(visitor)
+            if len(self._last) > _VISITORS:  # those that left without a word
+                self._last.popitem(last=False)
             return self._count
 
     def cancel(self, visitor: str) -> bool:

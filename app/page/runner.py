@@ -15,11 +15,12 @@ import torch
 
 from outrider.app.page.backends.interface import Backend, RunSettings
 from outrider.app.page.recordings import Recording
+from outrider.app.page.run_queue import REFUSED, RunQueue
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.bench.device_costs import round_costs
 from outrider.core.cost.theory import measure
 from outrider.core.device import usable_device
-from outrider.core.errors import OutriderError
+from outrider.core.errors import InvalidOption, OutriderError
 
 PAUSE = {"text": 0.6, "image": 0.3, "speech": 0.25}  # minimum seconds between two updates of the page
 _SHARE = 12  # the pause is at least 12 times as long as the last update took, so that updates take a twelfth at most
@@ -78,6 +79,16 @@ def _with_device_costs(recording: Recording, backend: Backend, settings: RunSett
 def _bandwidth(device: torch.device) -> float:
     """Of the device's memory in bytes per second, measured once."""
     return measure(device, seconds=0.1).bandwidth
+
+
+def enter(queue: RunQueue, visitor: str) -> tuple[int, Drawing]:
+    """The ticket of a new run, and a status that says how many runs are ahead of it, or that there are too many."""
+    ahead = queue.waiting()
+    if ahead >= queue.limit:
+        return REFUSED, error_box(
+            InvalidOption(f"{ahead} runs wait already, which is the limit; try again in a minute")
+        )
+    return queue.take(visitor), waiting(f"Waiting for {ahead} other runs …" if ahead else "Waiting for the model …")
 
 
 def hint(text: str) -> Drawing:

@@ -11,12 +11,14 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import render
-from outrider.app.page.controls import Update, redraw
+from outrider.app.page.controls import Update, redraw, visitor
+from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.recordings import Recording
 from outrider.app.page.runner import hint
 from outrider.app.page.theme import CELLS
 from outrider.app.viz import trace_html
 
+_RELEASED = "This recording was released to make room for others. Run it or open it again."
 SLOWDOWN = {"real time": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
 
 
@@ -25,9 +27,9 @@ class TraceView:
     """The components of a view, and the updates that show a recording in them."""
 
     name: str
+    kept: KeptRecordings
     empty: str = "Press Run."
     with_race: bool = True
-    recording: Any = None
     status: Any = None
     output: Any = None
     position: Any = None  # the slider over target passes
@@ -41,7 +43,6 @@ class TraceView:
     replays: int = field(default=0)
 
     def build(self, legend: bool) -> None:
-        self.recording = gr.State(None, time_to_live=3600)
         self.status = gr.HTML(hint(""), elem_id=f"{self.name}-status")
         self.output = gr.HTML(hint(self.empty), elem_id=f"{self.name}-out", elem_classes=["or-out"], js_on_load=CELLS)
         if legend:
@@ -91,21 +92,15 @@ class TraceView:
                         format="png",
                     )
         views = [self.output, self.step, self.charts]
-        self.position.input(self._show_step, [self.recording, self.position], views, **redraw())
-        for button, by in ((back, -1), (forward, 1)):
-            button.click(
-                lambda recording, position, by=by: self._move(recording, position, by),
-                [self.recording, self.position],
-                [self.position, *views],
-                **redraw(),
-            )
+        self.position.input(self._show_step, [self.position], views, **redraw())
+        for button, move in ((back, self._back), (forward, self._forward)):
+            button.click(move, [self.position], [self.position, *views], **redraw())
         for trigger in (replay.click, self.slowdown.input):
-            trigger(self._replay, [self.recording, self.slowdown], [self.race], **redraw())
+            trigger(self._replay, [self.slowdown], [self.race], **redraw())
 
     @property
     def outputs(self) -> list[Any]:
         components = [
-            self.recording,
             self.status,
             self.output,
             self.position,
@@ -117,12 +112,17 @@ class TraceView:
         ]
         return [*components, self.compare] if self.compare is not None else components
 
-    def updates(self, recording: Recording, state: str = "", tab: str = "") -> list[Update]:
-        """Updates of all components for a recording; `tab` is the one to select, if any."""
+    def find(self, request: gr.Request) -> Recording | None:
+        """The recording that the visitor looks at."""
+        return self.kept.find(visitor(request), self.name)
+
+    def updates(self, recording: Recording, request: gr.Request, state: str = "", tab: str = "") -> list[Update]:
+        """Keep a recording and update all components for it; `tab` is the one to select, if any."""
+        self.kept.keep(visitor(request), self.name, recording)
         count = len(recording.trace.steps)
         position = gr.update(maximum=max(count, 2), value=max(count, 1))
         link = f'<a download="outrider-{recording.modality}.json" href="{recording.link()}">Download this trace</a>'
-        result: list[Update] = [recording, render.figures(recording.trace, state), render.output(recording), position]
+        result: list[Update] = [render.figures(recording.trace, state), render.output(recording), position]
         result += [render.step(recording, count - 1), render.charts(recording), link, render.race(recording)]
         result.append(gr.Tabs(selected=tab) if tab else gr.skip())
         return [*result, picture_pair(recording)] if self.compare is not None else result
@@ -131,14 +131,23 @@ class TraceView:
         """Updates of the status or the output alone."""
         result: list[Update] = [gr.skip() for _ in self.outputs]
         if status is not None:
-            result[1] = status
+            result[0] = status
         if output is not None:
-            result[2] = output
+            result[1] = output
         return result
 
-    def _show_step(self, recording: Recording | None, position: float) -> list[Update]:
-        if not isinstance(recording, Recording) or not recording.trace.steps:
-            return [gr.skip()] * 3
+    def _show_step(self, position: float, request: gr.Request) -> list[Update]:
+        return self._step(self.find(request), position)
+
+    def _back(self, position: float, request: gr.Request) -> list[Update]:
+        return self._move(self.find(request), position, -1)
+
+    def _forward(self, position: float, request: gr.Request) -> list[Update]:
+        return self._move(self.find(request), position, 1)
+
+    def _step(self, recording: Recording | None, position: float) -> list[Update]:
+        if recording is None:
+            return [gr.skip(), hint(_RELEASED), gr.skip()]
         current = min(max(int(position), 1), len(recording.trace.steps)) - 1
         is_last = current == len(recording.trace.steps) - 1
         return [
@@ -148,13 +157,14 @@ class TraceView:
         ]
 
     def _move(self, recording: Recording | None, position: float, by: int) -> list[Update]:
-        if not isinstance(recording, Recording) or not recording.trace.steps:
-            return [gr.skip()] * 4
+        if recording is None:
+            return [gr.skip(), *self._step(recording, position)]
         new = min(max(int(position) + by, 1), len(recording.trace.steps))
-        return [new, *self._show_step(recording, new)]
+        return [new, *self._step(recording, new)]
 
-    def _replay(self, recording: Recording | None, slowdown: str) -> Update:
-        if not isinstance(recording, Recording) or recording.plain is None:
+    def _replay(self, slowdown: str, request: gr.Request) -> Update:
+        recording = self.find(request)
+        if recording is None or recording.plain is None:
             return gr.skip()
         self.replays += 1  # changes the HTML, so that the browser restarts the animations
         return render.race(recording, SLOWDOWN.get(str(slowdown), 1.0), self.replays)

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -39,6 +40,39 @@ def test_help_lists_the_commands() -> None:
     result = outrider("--help")
     assert result.returncode == 0
     assert all(command in result.stdout for command in ("demo", "methods", "doctor"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--host", "192.168.1.5"], "needs a password: set OUTRIDER_PASSWORD"),
+        (["--host", "0.0.0.0", "--password", "correct horse"], "--allowed-host"),
+        (["--password", "short"], "the password has 5 characters"),
+    ],
+)
+def test_the_page_is_not_opened_to_others_without_care(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gradio")
+    monkeypatch.setattr("sys.argv", ["outrider", "demo", "--no-browser", *given])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert words in capsys.readouterr().err
+
+
+def test_the_page_s_password_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gradio")
+    opened: list[Any] = []
+    monkeypatch.setattr("outrider.app.cli._open_page", lambda shown, **given: opened.append(given))
+    options = ["demo", "--host", "0.0.0.0", "--allowed-host", "box.local", "--allowed-host", "10.0.0.7"]
+    result = CliRunner().invoke(cli, options, env={"OUTRIDER_PASSWORD": "correct horse"})
+    assert result.exit_code == 0, result.output
+    access = opened[0]["access"]
+    assert access.host == "0.0.0.0" and access.password == "correct horse" and {"box.local", "10.0.0.7"} < access.hosts
+    assert (
+        "correct horse"
+        not in CliRunner().invoke(cli, ["demo", "--help"], env={"OUTRIDER_PASSWORD": "correct horse"}).output
+    )
 
 
 def test_version_is_that_of_the_package() -> None:

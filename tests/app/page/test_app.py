@@ -29,6 +29,7 @@ from outrider.app.page.backends.interface import (  # noqa: E402
     rules_for,
 )
 from outrider.app.page.compare_tab import contenders, negative_log_likelihood  # noqa: E402
+from outrider.app.page.kept_recordings import KeptRecordings  # noqa: E402
 from outrider.app.page.modality_tab import ModalityTab  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402
 from outrider.app.page.run_queue import RunQueue  # noqa: E402
@@ -43,10 +44,7 @@ from outrider.speech.audio import Sound  # noqa: E402
 
 # Gradio leaves event loops open behind it, here and in its client; `tidy` collects what they hold.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
-SMALL, OPENED = (
-    SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "browser" / f"{name}.py")))
-    for name in ("small", "opened")
-)
+SMALL = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "browser" / "small.py")))
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "${alert(1)} {{constructor}} `x`",
@@ -68,13 +66,6 @@ def tidy() -> Iterator[None]:
 def backends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Backend]:
     result: dict[str, Backend] = SMALL.backends(tmp_path_factory.mktemp("models"))
     return result
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The page's address."""
-    with OPENED.opened("small.py", tmp_path_factory.mktemp("page")) as address:
-        yield address
 
 
 @pytest.fixture(scope="module")
@@ -147,17 +138,6 @@ def test_there_are_three_public_endpoints(client: Any) -> None:
         "/image",
         "/speech",
     }
-
-
-def test_the_page_refuses_other_names_and_sites(address: str) -> None:
-    import httpx
-
-    assert httpx.get(address).status_code == 200
-    assert httpx.get(address, headers={"host": "evil.example"}).status_code == 403
-    upload = {"files": ("a.txt", b"a")}
-    for origin, status in (("http://evil.example", 403), (address.rstrip("/"), 200)):
-        reply = httpx.post(f"{address}gradio_api/upload", files=upload, headers={"origin": origin})
-        assert reply.status_code == status
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", __file__, "http://127.0.0.1:22/", "/proc/self/environ"])
@@ -427,7 +407,7 @@ def test_cancelled_runs_free_their_memory(backends: dict[str, Backend]) -> None:
 
 
 def test_a_link_restores_the_settings(backends: dict[str, Backend]) -> None:
-    tab = ModalityTab(backends["text"], RunQueue())
+    tab = ModalityTab(backends["text"], RunQueue(), KeptRecordings())
     with gradio.Blocks():
         tab.build()
     given = {"panel": "text", "prompt": "a <b> & c", "drafter": "suffix", "rule": "lenience", "temperature": "0.5"}

@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from outrider.app.page.run_queue import RunQueue, on_model_thread, steps_on_model_thread
+from outrider.app.page.run_queue import REFUSED, RunQueue, on_model_thread, steps_on_model_thread
+from outrider.app.page.runner import enter
 
 
 def test_steps_run_on_one_thread() -> None:
@@ -57,3 +58,21 @@ def test_each_visitor_has_one_current_ticket() -> None:
     assert queue.cancel("a") and not queue.cancel("a")
     assert not queue.is_current("a", first) and queue.is_current("b", second)
     assert queue.is_current("b", second) and not queue.is_current("b", queue.take("c"))
+
+
+def test_a_full_queue_gives_no_ticket() -> None:
+    waiting = [0]
+    queue = RunQueue(2, lambda: waiting[0])
+    ticket, status = enter(queue, "a")
+    assert queue.is_current("a", ticket) and "Waiting for the model" in status
+    waiting[0] = 1
+    assert "Waiting for 1 other runs" in enter(queue, "b")[1]
+    waiting[0] = 2
+    ticket, status = enter(queue, "c")
+    assert ticket == REFUSED and "2 runs wait already" in status and not queue.is_current("c", ticket)
+
+
+def test_tickets_of_visitors_who_never_return_are_dropped() -> None:
+    queue = RunQueue()
+    tickets = [queue.take(str(number)) for number in range(2_000)]
+    assert len(queue._last) == 512 and queue.is_current("1999", tickets[-1]) and not queue.is_current("0", tickets[0])

@@ -91,11 +91,11 @@ def test_a_run_can_be_cancelled_and_the_endpoint_works(server: str) -> None:
     turns = iter([True, True, False])
     *_, (_, recording) = follow(backend, settings, lambda: next(turns, False), "served")
     assert recording is not None and 1 <= len(recording.trace.steps) < 4
-    reply = endpoint(backend)("Why?", SERVED)
+    reply = endpoint(backend, lambda session: False)(None, "Why?", SERVED)
     assert reply["text"] == " w11 w12 w13 w14 w15 w16 w17" and reply["summary"]["accepted"] == 3
     assert json.dumps(reply)
     with pytest.raises(gradio.Error, match="too long"):
-        endpoint(backend)("Why?", SERVED, options={"max_new_tokens": 1})
+        endpoint(backend, lambda session: False)(None, "Why?", SERVED, options={"max_new_tokens": 1})
 
 
 def test_an_unreachable_server_is_an_error_before_the_page_opens() -> None:

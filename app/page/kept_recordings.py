@@ -1,0 +1,55 @@
+"""The recordings that visitors look at, kept on the server and bounded in number and size.
+
+Independent of models and of Gradio."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+
+from outrider.app.page.recordings import Recording
+
+_COUNT = 128  # recordings
+_SIZE = 8_000_000  # numbers in all of them, each at most some 40 bytes
+
+
+class KeptRecordings:
+    """The last recording of each visitor in each view. The one that was used least recently makes room for others."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, str], tuple[Recording, int]] = OrderedDict()
+        self._size = 0
+
+    def keep(self, visitor: str, view: str, recording: Recording) -> None:
+        with self._lock:
+            self._drop((visitor, view))
+            self._kept[visitor, view] = recording, size(recording)
+            self._size += size(recording)
+            while len(self._kept) > 1 and (len(self._kept) > _COUNT or self._size > _SIZE):
+                self._drop(next(iter(self._kept)))
+
+    def find(self, visitor: str, view: str) -> Recording | None:
+        with self._lock:
+            if (visitor, view) not in self._kept:
+                return None
+            self._kept.move_to_end((visitor, view))
+            return self._kept[visitor, view][0]
+
+    def forget(self, visitor: str) -> None:
+        """Release the recordings of a visitor who left."""
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == visitor]:
+                self._drop(key)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._size -= self._kept.pop(key, (None, 0))[1]
+
+
+def size(recording: Recording) -> int:
+    """About how many numbers a recording has; eight characters of an image or of sound count as one."""
+    total = len(recording.names) + len(recording.starts) + len(recording.words)
+    total += (len(recording.picture) + len(recording.sound)) // 8
+    for step in recording.trace.steps:
+        total += 20 + 7 * len(step.drafted) + 4 * len(step.emitted) + 3 * sum(map(len, step.alternatives))
+    return total + (size(recording.plain) if recording.plain is not None else 0)
