@@ -200,13 +200,7 @@ def demo(
     """Open the demo page in a browser, or run the demo in the terminal."""
     from importlib.util import find_spec
 
-    options = {
-        "drafter": drafter,
-        "rule": rule,
-        "temperature": temperature,
-        "seed": seed,
-        "tokens": max_new_tokens,
-    }
+    options = {"drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed, "tokens": max_new_tokens}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     models: dict[str, dict[str, Any] | None] = {
         "image": shown_model("image", image_model, image_draft_model, image_model_option),
@@ -253,7 +247,7 @@ def _open_page(shown: dict[str, dict[str, Any]], **given: Any) -> None:
         from outrider.app.page.app import serve
         from outrider.app.page.backends.interface import ModelSpec
 
-        published: dict[Any, ModelSpec] = {panel: ModelSpec(**given) for panel, given in shown.items()}
+        published: dict[Any, ModelSpec] = {panel: ModelSpec(**named) for panel, named in shown.items()}
         page, address = serve(published=published, **given)
     print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()

@@ -74,6 +74,8 @@ REFUSED = {
     "a huge index": recording([{**ONE, "index": 10**400}]),
     "a huge token": recording([{**ONE, "emitted": [10**400]}]),
     "huge memory": json.dumps({"steps": [ONE], "memory": 10**400}),
+    "huge launches": json.dumps({"steps": [ONE], "launches": 1e308}),
+    "a huge bandwidth": json.dumps({"steps": [ONE], "machine": {"bandwidth": 1e308}}),
     "a huge temperature": json.dumps({"steps": [ONE], "options": {"temperature": 10**400}}),
     "huge times": recording([{**ONE, "times": {"draft": 1e308}}]),
     "negative times": recording([{**ONE, "times": {"draft": -1.0}}]),
