@@ -6,6 +6,7 @@ Only DSpark's guesses depend on the tokens drafted before, through a low-rank co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +102,8 @@ class DFlashBlock(Anchored):
     """DFlash (arXiv 2602.06036): a block of mask tokens after the last token is filled in by layers with bidirectional
     attention within the block, which also attend to keys and values computed from the target's tapped states. Later
     positions have less weight in the loss. Ours starts from copies of the target's last layers, or uses them with LoRA
-    corrections of rank `lora`."""
+    corrections of rank `lora`. A layer may have a window (`windows`, in tokens, its own included), which in imported
+    heads may be that of its block's first token (`anchored`: the tokens before it), and a causal block (`causal`)."""
 
     draft_kind, first = "dynamic", 1
 
@@ -118,11 +120,17 @@ class DFlashBlock(Anchored):
         block_offset: int = 0,
         own: bool = False,
         lora: int = 0,
+        windows: Sequence[int | None] = (),
+        causal: Sequence[bool] = (),
+        anchored: bool = False,
         anchors: int = 24,
         vocabulary: PrefixCache = 0,
         fade: float = 0.85,
     ) -> None:
         super().__init__()
+        for name, given in (("windows", windows), ("causal", causal)):
+            if given and len(given) != layers:
+                raise InvalidOption(f"{name} has {len(given)} values; it must have one for each of {layers} layers")
         network = target.network
         self._begin(network, vocabulary, fade, block=block, layers=layers, anchors=anchors)
         if own:
@@ -134,6 +142,9 @@ class DFlashBlock(Anchored):
         self.needs = frozenset(self.taps)
         self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora, "form": dict(form or {})}
         self.config |= {"normed_taps": normed_taps, "block_offset": block_offset, "own": own}
+        self.config |= {"windows": list(windows), "causal": list(causal), "anchored": anchored}
+        self.windows: tuple[int | None, ...] = tuple(windows) or (None,) * layers
+        self.causal, self.anchored = tuple(causal) or (False,) * layers, anchored
         self.form, self.block_offset = shaped(network.config, hidden, form), block_offset
         self.angles = Angles(self.form)
         self.depth, self.cached_layers, self.anchors = block, layers, anchors
@@ -166,11 +177,29 @@ class DFlashBlock(Anchored):
         masks = self.mask.expand(*roots.shape[:-1], self.depth, -1).to(roots.dtype)
         return torch.cat([roots[..., None, :], masks], -2)
 
-    def _filled(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
-        for block in self.blocks:
-            x = block(x, attn_mask)
+    def _filled(self, x: Tensor, attn_mask: AttentionMask, positions: Tensor | None) -> Tensor:
+        """The states of blocks, whose tokens are at positions [B, Q]; None: no layer narrows the mask."""
+        for block, window, ordered in zip(self.blocks, self.windows, self.causal, strict=True):
+            if positions is None or (window is None and not ordered):
+                x = block(x, attn_mask)
+            else:
+                x = block(x, self._narrowed(attn_mask, positions, window, ordered))
         filled: Tensor = self.norm(x)
         return filled
+
+    def _narrowed(self, attn_mask: AttentionMask, at: Tensor, window: int | None, ordered: bool) -> AttentionMask:
+        """The mask of a layer with a window or a causal block; committed token i is in column i."""
+        mask, count = attn_mask.mask, at.shape[1]
+        assert mask is not None
+        columns = torch.arange(mask.shape[2] - count, device=at.device).expand(len(at), -1)
+        keys, queries = torch.cat([columns, at], 1)[:, None], at[..., None]
+        mask = mask & (keys <= queries) if ordered else mask
+        if window is not None and self.anchored:
+            before = queries - torch.arange(count, device=at.device)[:, None] % (self.depth + 1)
+            mask = mask & (keys >= before - window)
+        elif window is not None:
+            mask = mask & ((keys - queries).abs() < window)
+        return replace(attn_mask, mask=mask)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         context = self._context(features, tokens, attn_mask)
@@ -179,11 +208,17 @@ class DFlashBlock(Anchored):
         return self.words.embed(tokens)
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        x = self._block(state)
+        x, positions = self._block(state), None
         count = x.shape[1]
+        if any(self.windows) or any(self.causal):
+            assert attn_mask.context is not None
+            if attn_mask.mask is None:  # the root sees everything
+                attn_mask.mask = torch.ones(1, 1, attn_mask.context[0][0].shape[2], dtype=torch.bool, device=x.device)
+            root = attn_mask.mask.sum(2) - 1 + self.block_offset
+            positions = (root + torch.arange(count, device=x.device)).expand(len(x), -1)
         if attn_mask.mask is not None:
             attn_mask.mask = F.pad(attn_mask.mask, (0, count), value=True).expand(-1, count, -1)
-        return self._filled(x, attn_mask)[:, 1:]
+        return self._filled(x, attn_mask, positions)[:, 1:]
 
     def block_states(self, batch: Batch, roots: Tensor) -> Tensor:
         dtype = self.mask.dtype
@@ -195,7 +230,7 @@ class DFlashBlock(Anchored):
         x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
         wide = x.shape[1] // count
         positions = roots[..., None] + self.block_offset + torch.arange(wide, device=roots.device)
-        filled = self._filled(x, self.block_mask(roots, positions, seen, read))
+        filled = self._filled(x, self.block_mask(roots, positions, seen, read), positions.flatten(1))
         return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
 
 

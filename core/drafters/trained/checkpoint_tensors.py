@@ -54,6 +54,7 @@ class Take:
 def form_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a drafter's layer that may differ from the target's."""
     layer = dict(described.get("transformer_layer_config") or described)
+    layer = {name: value for name, value in layer.items() if name not in ("layer_types", "sliding_window")}
     layer["model_type"] = layer["model_type"] if layer.get("model_type") in _LAYERS else "llama"
     facts = asdict(parse_config(layer))
     return {name: facts[name] for name in _FORM}
@@ -133,11 +134,37 @@ def proposed(described: Mapping[str, Any], default: int) -> int:
     return count if isinstance(count, int) and count > 0 else default
 
 
-def single_layer(described: Mapping[str, Any]) -> None:
-    """Refuse drafters of several layers, whose class here has one."""
-    layers = (described.get("transformer_layer_config") or described).get("num_hidden_layers", 1)
-    if layers != 1:
-        raise Incompatible(f"the drafter has {layers} layers; of this kind only those of one layer run here")
+def layers_of(described: Mapping[str, Any]) -> int:
+    """The number of a drafter's layers, which see all tokens before theirs."""
+    layer = described.get("transformer_layer_config") or described
+    count = int(layer.get("num_hidden_layers") or 1)
+    if "sliding_attention" in (layer.get("layer_types") or ())[:count]:
+        raise Incompatible(
+            "the drafter's layers have sliding windows, which of published drafters only DFlash has here"
+        )
+    return count
+
+
+def windows_of(described: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The windows and causal blocks of a DFlash drafter's layers. Sliding layers are causal in their block unless the
+    config says otherwise; in the speculators format a window is counted from the block's first token."""
+    own, layer = described.get("dflash_config") or {}, described.get("transformer_layer_config") or described
+    kinds = layer.get("layer_types") or ["full_attention"] * layers
+    if len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        raise Incompatible(f"the config's layer_types are {kinds!r:.60}; expected full or sliding for {layers} layers")
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    causal = [False] * layers if described.get("sliding_window_non_causal") else list(sliding)
+    for given in (layer.get("is_causal"), own.get("causal")):
+        causal = causal if given is None else [bool(given)] * layers
+    if own.get("use_swa") and not any(sliding):
+        sliding = [True] * layers
+    if not any(sliding):
+        return {"causal": causal} if any(causal) else {}
+    size = own.get("swa_window_size", layer.get("sliding_window"))
+    if not isinstance(size, int) or size < 1:
+        raise Incompatible(f"the drafter's layers have sliding windows of {size!r:.20} tokens; expected 1 or more")
+    windows = [size if windowed else None for windowed in sliding]
+    return {"windows": windows, "causal": causal, "anchored": "speculators_model_type" in described}
 
 
 def check_target(described: Mapping[str, Any], target: Any) -> None:

@@ -149,7 +149,8 @@ class Eagle3Head(DraftHead):
     its own states, and can guess within a reduced vocabulary. `steady` norms every tap and the states fed back, as
     EAGLE-3.1 does (arXiv 2605.09992); imported heads may norm the taps one by one (`tap_norm` "each") or side by side
     ("joint"), and the states or not (`normed_output`). Ours starts as a copy of the target's last layer (or is that
-    layer with LoRA corrections of rank `lora`), and shares the target's output rows unless it has its `own`."""
+    layer with LoRA corrections of rank `lora`), and shares the target's output rows unless it has its `own`. Of more
+    `layers` only the first reads embeddings."""
 
     parallel, cached_layers, draft_kind = False, 1, "dynamic"
     depth: int | None = None
@@ -169,6 +170,7 @@ class Eagle3Head(DraftHead):
         own: bool = False,
         own_embedding: bool = False,
         lora: int = 0,
+        layers: int = 1,
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
@@ -178,8 +180,8 @@ class Eagle3Head(DraftHead):
         for tap in self.taps:
             if tap not in target.taps:
                 raise unknown("hidden tap", tap, target.taps)
-        if rounds < 1:
-            raise InvalidOption(f"rounds is {rounds}; it must be 1 or more")
+        if min(rounds, layers) < 1:
+            raise InvalidOption(f"rounds={rounds}, layers={layers}: each must be 1 or more")
         self.needs = frozenset(self.taps)
         self.words = SharedEmbedding(network, vocabulary, own=own, own_embedding=own_embedding)
         self.form = shaped(network.config, hidden, {"qk_norm": False, **(form or {})})
@@ -200,6 +202,7 @@ class Eagle3Head(DraftHead):
             "own": own,
             "own_embedding": own_embedding,
             "lora": lora,
+            "layers": layers,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -211,15 +214,18 @@ class Eagle3Head(DraftHead):
         self.entered = Norm(width, eps)
         self.block = Block(self.form, into=2 * width, normed=False)
         self.norm = Norm(width, eps)
-        for last in network.layers[-1:]:
-            self.block.copy(last)
-        adapted(self.block, lora, known=width, changed=bool(hidden or form))
+        self.cached_layers = layers
+        self.more: Any = nn.ModuleList(Block(self.form, index=index) for index in range(1, layers))
+        copied = network.layers[-layers:]
+        for block, layer in zip((self.block, *self.more), copied, strict=False):
+            block.copy(layer)
+            adapted(block, lora, known=width, changed=bool(hidden or form))
         self.angles = Angles(self.form)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)
             self.fuse.weight[:, -width:] += torch.eye(width)  # starts with mostly the highest tap
-            for last in network.layers[-1:]:
-                self.entered.weight.copy_(last.attention_norm)
+            for layer in copied[:1]:
+                self.entered.weight.copy_(layer.attention_norm)
             self.norm.weight.copy_(network.norm)
 
     def enter(self, features: Tensor) -> Tensor:
@@ -235,6 +241,8 @@ class Eagle3Head(DraftHead):
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
         states: Tensor = self.block(entered if self.normed_residual else x, attn_mask, read)
+        for block in self.more:
+            states = block(states, attn_mask)
         return self.norm(states) if self.normed_output else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
@@ -262,7 +270,7 @@ class Eagle3Head(DraftHead):
         output = words.fast if words.own is None else words.own.fast
         if passes is None or not isinstance(output, Tiled) or not isinstance(fuse, Tiled):
             return None
-        if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm:
+        if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm or self.more:
             return None
         norms = [norm.weight.detach() for norm in (self.embedded, self.entered, self.norm)]
         taps = [weight.detach() for weight in self.tap_norms.parameters()]

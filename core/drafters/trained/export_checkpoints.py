@@ -18,7 +18,11 @@ from outrider.core.assets.files import write_atomically, write_tensors
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead
 from outrider.core.drafters.trained.heads import MedusaHeads
-from outrider.core.drafters.trained.import_checkpoints import layer_config, layer_tensors, write_speculators
+from outrider.core.drafters.trained.import_checkpoints import (
+    layer_config,
+    normed_layer_tensors,
+    write_speculators,
+)
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
@@ -43,14 +47,6 @@ def write_published(draft_head: DraftHead, folder: Path, verifier: str) -> None:
     }
     write_tensors(folder / "model.safetensors", stored)
     write_atomically(folder / "config.json", json.dumps(config, indent=1) + "\n")
-
-
-def _block(block: Any, at: str, form: Any) -> dict[str, Tensor]:
-    """A layer with its norms."""
-    tensors = {f"{at}.post_attention_layernorm.weight": block.mlp_norm.weight.detach().cpu()}
-    if block.attention_norm is not None:
-        tensors[f"{at}.input_layernorm.weight"] = block.attention_norm.weight.detach().cpu()
-    return tensors | layer_tensors(block, at, form)
 
 
 def _state(draft_head: DraftHead) -> dict[str, Tensor]:
@@ -89,7 +85,7 @@ def _medusa(draft_head: Any, verifier: str) -> Written:
 def _eagle(draft_head: Any, verifier: str) -> Written:
     state = _state(draft_head)
     tensors = {"fc.weight": state["fuse.weight"], "fc.bias": state["fuse.bias"]}
-    tensors |= _block(draft_head.block, "layers.0", draft_head.form)
+    tensors |= normed_layer_tensors(draft_head.block, "layers.0", draft_head.form)
     if "words.embedding" in state:
         tensors["embed_tokens.weight"] = state["words.embedding"]
     return tensors, {"base_model_name_or_path": verifier, **layer_config(draft_head.form)}
@@ -102,7 +98,7 @@ def _mtp(draft_head: Any, verifier: str) -> Written:
     parts = {"token_layernorm": module.embedded, "hidden_layernorm": module.entered}
     parts |= {"input_proj": module.fuse, "final_layernorm": draft_head.norm}
     tensors = {f"{at}.{name}.weight": part.weight.detach().cpu() for name, part in parts.items()}
-    tensors |= _block(module.block, at, draft_head.form)
+    tensors |= normed_layer_tensors(module.block, at, draft_head.form)
     layer = layer_config(draft_head.form)
     return tensors, _speculators("mtp", "MTPDraftModel", verifier, draft_head.rounds, layer)
 
@@ -119,13 +115,23 @@ def _dflash(draft_head: Any, verifier: str) -> Written:
     names = {"fc": "fuse", "hidden_norm": "context_norm", "norm": "norm"}
     tensors = {f"{name}.weight": state[f"{part}.weight"] for name, part in names.items()}
     for index, block in enumerate(draft_head.blocks):
-        tensors |= _block(block, f"layers.{index}", form)
-    config = _speculators(
-        "dflash", "DFlashSpeculator", verifier, draft_head.depth, layer_config(form, len(draft_head.blocks))
-    )
-    config["block_size"], config["mask_token_id"] = draft_head.depth + 1, int(masks[0])
+        tensors |= normed_layer_tensors(block, f"layers.{index}", form)
+    layer = layer_config(form, len(draft_head.blocks))
     taps = [0 if tap == "embedding" else int(tap.removeprefix("layer.")) + 1 for tap in draft_head.taps]
-    config["aux_hidden_state_layer_ids"], config["draft_vocab_size"] = taps, words.count
+    sliding, causal = [window is not None for window in draft_head.windows], list(draft_head.causal)
+    if any(sliding):
+        layer["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in sliding]
+        layer["sliding_window"], layer["use_sliding_window"] = max(filter(None, draft_head.windows)), True
+    if (any(sliding) or any(causal)) and not draft_head.anchored:  # the format of DFlash itself
+        config = {**layer, "base_model_name_or_path": verifier}
+        config["dflash_config"] = {"mask_token_id": int(masks[0]), "target_layer_ids": [tap - 1 for tap in taps]}
+        if causal != sliding:
+            config["dflash_config"]["causal"] = causal[0]
+    else:
+        config = _speculators("dflash", "DFlashSpeculator", verifier, draft_head.depth, layer)
+        config["mask_token_id"], config["aux_hidden_state_layer_ids"] = int(masks[0]), taps
+        config["draft_vocab_size"], config["sliding_window_non_causal"] = words.count, causal != sliding
+    config["block_size"] = draft_head.depth + 1
     if words.own is not None:
         ids = torch.arange(words.full_vocabulary) if words.vocabulary is None else words.vocabulary.cpu()
         order = ids.argsort()

@@ -26,13 +26,14 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
     check_target,
     form_of,
     layer_of,
+    layers_of,
     own_embedding,
     proposed,
     row_order,
-    single_layer,
     tap_of,
     taps_of,
     vocabulary_of,
+    windows_of,
 )
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
@@ -184,6 +185,7 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
 def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
     """EAGLE and EAGLE-2: `fc` and one layer without a norm before its attention; named `fusion_fc` and `transformer` in
     the speculators format."""
+    layers_of(described)
     take, form = Take(tensors), form_of(described)
     ours = "fusion_fc.weight" in tensors
     fuse, layer = ("fusion_fc", "transformer") if ours else ("fc", "layers.0")
@@ -226,8 +228,7 @@ def _eagle3_of(
     extra: Mapping[str, Any] = {},
     spare: Sequence[str] = (),
 ) -> Made:
-    single_layer(described)
-    take, form = Take(tensors), form_of(described)
+    take, form, layers = Take(tensors), form_of(described), layers_of(described)
     take.left -= set(spare)
     layer = "midlayer" if "midlayer.hidden_norm.weight" in tensors else "layers.0"
     take("lm_head.weight")
@@ -244,6 +245,7 @@ def _eagle3_of(
         form=form,
         own=True,
         own_embedding=own,
+        layers=layers,
         normed_residual=bool(described.get("norm_before_residual", False)),
         vocabulary=vocabulary,
         **extra,
@@ -255,6 +257,10 @@ def _eagle3_of(
         "norm.weight": take("norm.weight"),
         "words.own.weight": take("lm_head.weight"),
     }
+    for index in range(1, layers):
+        part = layer_of(take, f"layers.{index}", form)
+        part["block.attention_norm.weight"] = take(f"layers.{index}.input_layernorm.weight")
+        weights |= {name.replace("block.", f"more.{index - 1}.", 1): tensor for name, tensor in part.items()}
     if joint:
         weights["tap_norms.0.weight"] = take("input_norm.weight")
     elif each:
@@ -280,8 +286,6 @@ def _dflash(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
         )
     if described.get("sample_from_anchor"):
         raise Incompatible("the drafter guesses from its anchor too (sample_from_anchor), which can't be run here")
-    if "sliding_attention" in (layer.get("layer_types") or ()):
-        raise Incompatible("the drafter's layers have sliding windows, which draft heads here do not")
     take, form, depth = Take(tensors), form_of({**described, "model_type": "qwen3"}), target.config.layers
     taps = taps_of(described, depth)
     if "target_layer_ids" in own_format:
@@ -293,16 +297,18 @@ def _dflash(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
         take("lm_head.weight")
     if own_embedding(tensors, target):
         raise Incompatible("the drafter has an embedding of its own, which this kind of drafter can't have here")
+    layers = int(layer.get("num_hidden_layers", 1))
     draft_head = DFlashBlock(
         target,
         block=size - 1,
-        layers=int(layer.get("num_hidden_layers", 1)),
+        layers=layers,
         taps=taps or (),
         form=form,
         normed_taps=False,
         block_offset=1,
         own=own,
         vocabulary=vocabulary,
+        **windows_of(described, layers),
     )
     weights = {
         "fuse.weight": take("fc.weight"),
@@ -397,6 +403,8 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
     tensors |= layer_tensors(draft_head.block, at, form)
+    for index, block in enumerate(draft_head.more, 1):
+        tensors |= normed_layer_tensors(block, f"layers.{index}", form)
     if draft_head.tap_norm == "joint":
         tensors["input_norm.weight"] = state["tap_norms.0.weight"]
     else:
@@ -441,6 +449,14 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
     return tensors
 
 
+def normed_layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
+    """The same with the layer's norms."""
+    tensors = {f"{at}.post_attention_layernorm.weight": block.mlp_norm.weight.detach().cpu()}
+    if block.attention_norm is not None:
+        tensors[f"{at}.input_layernorm.weight"] = block.attention_norm.weight.detach().cpu()
+    return tensors | layer_tensors(block, at, form)
+
+
 def layer_config(form: Config, layers: int = 1) -> dict[str, Any]:
     """A drafter's layers as a config of transformers."""
     layer: dict[str, Any] = {
@@ -468,7 +484,7 @@ def layer_config(form: Config, layers: int = 1) -> dict[str, Any]:
 
 
 def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
-    layer = layer_config(form)
+    layer = layer_config(form, draft_head.cached_layers)
     parallel = isinstance(draft_head, PEagleHead)
     kind = "peagle" if parallel else "eagle3"
     return {

@@ -18,6 +18,7 @@ from outrider.core.assets.store import AssetError
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.export_checkpoints import write_published
@@ -25,8 +26,9 @@ from outrider.core.drafters.trained.head_runner import HeadRunner
 from outrider.core.drafters.trained.import_checkpoints import read_foreign, write_speculators
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Config, Decoder
-from outrider.core.errors import Incompatible
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.rules.exact import Exact
+from outrider.core.training.draft_head import Batch
 from outrider.core.tree import Tree
 
 SHAPE = Config(
@@ -165,24 +167,38 @@ def expected3(
         entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
         read = torch.cat([rms(embedding[tokens[: len(x)]], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
         out = ran(tensors, at, entered if normed else x, read, rotated)
+        out = second(tensors, out)
         logits.append(rms(out[-1:], tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
         if step < chain:
             x = torch.cat([x, out[-1:]])
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("kind", ["published", "of transformers", "speculators", "normed residual", "partial rotary"])
+def second(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """A second layer, if there is one: an ordinary one."""
+    at = "layers.1"
+    if f"{at}.input_layernorm.weight" not in tensors:
+        return x
+    return ran(tensors, at, x, rms(x, tensors[f"{at}.input_layernorm.weight"]))
+
+
+@pytest.mark.parametrize(
+    "kind", ["published", "of transformers", "two layers", "speculators", "normed residual", "partial rotary"]
+)
 def test_eagle3(kind: str, tmp_path: Path) -> None:
     published = kind in ("published", "of transformers")
     at = "midlayer" if published else "layers.0"
     tensors = eagle3(at)
     config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
     rotated = 4 if kind == "partial rotary" else 8
+    if kind == "two layers":
+        tensors |= layer("layers.1", 16) | {"layers.1.input_layernorm.weight": drawn(16)}
     if not published:
         normed = kind == "normed residual"
         config = {
             "speculators_model_type": "eagle3",
-            "transformer_layer_config": LAYER | {"partial_rotary_factor": rotated / 8},
+            "transformer_layer_config": LAYER
+            | {"partial_rotary_factor": rotated / 8, "num_hidden_layers": 2 if kind == "two layers" else 1},
             "draft_vocab_size": 9,
             "norm_before_residual": normed,
             "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
@@ -202,10 +218,11 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
         for one in (None, Learned(draft_head.drafts(model), nodes=8))
     )
     assert plain == fast
-    if kind == "partial rotary":
+    if kind in ("partial rotary", "two layers"):
         write_speculators(draft_head, tmp_path / "out", "small")
         again = read_foreign(tmp_path / "out", model)
         torch.testing.assert_close(said(again, model, 3), wanted, atol=0.1, rtol=0.05)  # written in 16 bits
+        again_equal(again, model, tmp_path / "out")
 
 
 def drafts_right(draft_head: Any, model: Any) -> None:
@@ -271,19 +288,24 @@ def again_equal(draft_head: Any, model: Any, folder: Path) -> None:
         torch.testing.assert_close(again.state_dict()[name], weight, atol=0, rtol=0)
 
 
-def test_peagle(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [1, 2])
+def test_peagle(layers: int, model: Any, tmp_path: Path) -> None:
     """P-EAGLE: behind the root, positions of the mask token and a learned state, each attending to those before it."""
     at, count = "layers.0", 3
     own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
     tensors = eagle3(at) | {"embed_tokens.weight": own, "mask_hidden": torch.randn(1, 1, 48)}
-    draft_head = read_foreign(kept_in(tmp_path, tensors, speculators("peagle", mask_token_id=2)), model)
+    if layers == 2:
+        tensors |= layer("layers.1", 16) | {"layers.1.input_layernorm.weight": drawn(16)}
+    config = speculators("peagle", mask_token_id=2)
+    config["transformer_layer_config"] = LAYER | {"num_hidden_layers": layers}
+    draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     taps = states(model, ("layer.1", "layer.3", "layer.5"))[: len(TEXT) - 1]
     read_taps = torch.cat([taps, tensors["mask_hidden"][0].expand(count - 1, -1)])
     tokens = torch.tensor([*TEXT[1:], *[2] * (count - 1)])
     x = read_taps @ tensors["fc.weight"].T
     entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
     read = torch.cat([rms(own[tokens], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
-    out = ran(tensors, at, x, read)[-count:]
+    out = second(tensors, ran(tensors, at, x, read))[-count:]
     wanted = rms(out, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
     torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
     drafts_right(draft_head, model)
@@ -334,8 +356,87 @@ def test_dflash(own_format: bool, model: Any, tmp_path: Path) -> None:
     again_equal(draft_head, model, tmp_path)
 
 
-def crossed(tensors: dict[str, Tensor], at: str, context: Tensor, x: Tensor) -> Tensor:
-    """A Qwen-3 layer over a block behind a context, whose keys and values are those of the context's states."""
+WINDOWED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str]]] = {
+    # changed fields of the layers' config and of dflash_config or the speculators config; the rule of each layer
+    "published": ({"layer_types": ["sliding_attention", "full_attention"]}, {}, ("last 5, causal", "all")),
+    "speculators": ({"layer_types": ["full_attention", "sliding_attention"]}, {}, ("all", "5 before, causal")),
+    "speculators, not causal": (
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"sliding_window_non_causal": True},
+        ("5 before", "all"),
+    ),
+    "use_swa": ({}, {"use_swa": True, "swa_window_size": 5}, ("last 5", "last 5")),
+    "causal": ({}, {"causal": True}, ("causal", "causal")),
+    "overridden": (
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"causal": False},
+        ("last 5", "all"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_dflash_with_windows(kind: str, model: Any, tmp_path: Path) -> None:
+    """Queries see 5 positions, their own included, or the 5 before their block; blocks are causal or not."""
+    torch.manual_seed(5)
+    tensors = {"fc.weight": drawn(16, 48), "hidden_norm.weight": drawn(16), "norm.weight": drawn(16)}
+    for index in range(2):
+        at = f"layers.{index}"
+        tensors |= layer(at, 16) | {f"{at}.input_layernorm.weight": drawn(16)}
+        tensors |= {f"{at}.self_attn.{one}_norm.weight": drawn(8) for one in "qk"}
+    changed, fields, rules = WINDOWED[kind]
+    shape = {**LAYER, "num_hidden_layers": 2, "model_type": "qwen3", "sliding_window": 5, **changed}
+    if kind.startswith("speculators"):
+        outputs = tensors["lm_head.weight"] = drawn(40, 16) * 3
+        config = speculators("dflash", block_size=4, mask_token_id=2, aux_hidden_state_layer_ids=[2, 4, 6], **fields)
+        config["transformer_layer_config"] = shape
+    else:
+        outputs = model.network.head.weight
+        config = shape | {"block_size": 4}
+        config["dflash_config"] = {"mask_token_id": 2, "target_layer_ids": [1, 3, 5], **fields}
+    draft_head: Any = read_foreign(kept_in(tmp_path, tensors, config), model)
+    context = states(model, ("layer.1", "layer.3", "layer.5"))[: len(TEXT) - 1] @ tensors["fc.weight"].T
+    context = rms(context, tensors["hidden_norm.weight"])
+    x = model.network.embedding[torch.tensor([TEXT[-1], 2, 2, 2])]
+    key, query = torch.arange(10), torch.arange(6, 10)[:, None]  # six positions of context, four of the block
+    for index, rule in enumerate(rules):
+        mask = torch.ones(4, 10, dtype=torch.bool)
+        mask = mask & (key > query - 5) if "last 5" in rule else mask & (key >= 1) if "5 before" in rule else mask
+        mask = mask & (key <= query) if "causal" in rule else mask
+        x = crossed(tensors, f"layers.{index}", context, x, mask)
+    wanted = rms(x[1:], tensors["norm.weight"]) @ outputs.T
+    torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
+    taps = dict(zip(draft_head.taps, states(model, draft_head.taps)[None].chunk(3, 2), strict=True))
+    live = torch.ones(1, len(TEXT), dtype=torch.bool)
+    batch = Batch(torch.tensor([TEXT]), live, live, taps, lambda last, kept: last)
+    trained = draft_head.block_states(batch, torch.tensor([[3, len(TEXT) - 1]]))[0, 1]  # as in training
+    torch.testing.assert_close(draft_head.words.logits(trained), wanted, atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+    rows_alike(draft_head, model)
+    with torch.no_grad():
+        model.network.embedding.copy_(model.network.embedding.bfloat16())
+        draft_head.mask.copy_(draft_head.mask.bfloat16())
+    again_equal(draft_head, model, tmp_path)
+
+
+def rows_alike(draft_head: Any, model: Any) -> None:
+    """Rows of unequal length are drafted in a batch as alone."""
+    prompts = [TEXT, TEXT[:3], TEXT[2:]]
+
+    def drafted(texts: list[list[int]]) -> list[list[tuple[int, ...]]]:
+        drafter = Learned(draft_head.drafts(model), nodes=6)
+        steps = decode(model, drafter, Exact(), texts, sampling=Sampling(temperature=0), max_new_tokens=8)
+        found: list[list[tuple[int, ...]]] = [[] for _ in texts]
+        for step in steps:
+            found[step.row].append(step.drafted)
+        return found
+
+    assert drafted(prompts) == [drafted([prompt])[0] for prompt in prompts]
+
+
+def crossed(tensors: dict[str, Tensor], at: str, context: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A Qwen-3 layer over a block behind a context, whose keys and values are those of the context's states. `mask`
+    [block, context + block]: true where attended."""
     y = rms(x, tensors[f"{at}.input_layernorm.weight"])
     both, count = torch.cat([context, y]), len(context)
     q, k, v = (
@@ -352,7 +453,8 @@ def crossed(tensors: dict[str, Tensor], at: str, context: Tensor, x: Tensor) -> 
     heads = []
     for part in (q[:, :8], q[:, 8:]):
         query = turned(part, tensors[f"{at}.self_attn.q_norm.weight"], cos[count:], sin[count:])
-        heads.append(torch.softmax(query @ k.T / 8**0.5, -1) @ v)
+        scores = query @ k.T / 8**0.5
+        heads.append(torch.softmax(scores if mask is None else scores.where(mask, -torch.inf), -1) @ v)
     x = x + torch.cat(heads, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
     y = rms(x, tensors[f"{at}.post_attention_layernorm.weight"])
     inner = F.silu(y @ tensors[f"{at}.mlp.gate_proj.weight"].T) * (y @ tensors[f"{at}.mlp.up_proj.weight"].T)
@@ -517,10 +619,22 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         ({"hidden_size": 24}, "hidden_size of 24, and this target has 16"),
         ({"vocab_size": 50}, "vocab_size of 50, and this target has 40"),
-        ({"num_hidden_layers": 2}, "2 layers"),
+        ({"num_hidden_layers": 2}, "no tensor 'layers.1."),
+        ({"layer_types": ["sliding_attention"]}, "only DFlash"),
     ):
         with pytest.raises(Incompatible, match=message):
             read_foreign(kept_in(tmp_path, tensors, config | wrong), model)
+    shape = LAYER | {"layer_types": ["sliding_attention"]}
+    for wrong, message in (
+        ({}, "sliding windows of None tokens"),
+        ({"sliding_window": 4, "layer_types": ["linear_attention"]}, "expected full or sliding"),
+        ({"sliding_window": 4, "layer_types": []}, "has no tensor 'fc.weight'"),
+    ):
+        block = speculators("dflash", block_size=4, mask_token_id=2, transformer_layer_config=shape | wrong)
+        with pytest.raises(Incompatible, match=message):
+            read_foreign(kept_in(tmp_path, {"norm.weight": torch.ones(16)}, block), model)
+    with pytest.raises(InvalidOption, match="windows has 1 values"):
+        DFlashBlock(model, layers=2, windows=(4,))
     with pytest.raises(Incompatible, match="ids up to 46, and the target has 40"):
         read_foreign(kept_in(tmp_path, tensors | {"d2t": tensors["d2t"] + 8}, config), model)
     without = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
