@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider.core.drafters.trained.import_checkpoints import write_speculators
+from outrider.core.drafters.trained.export_checkpoints import write_speculators
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.text import TextModel, recipes

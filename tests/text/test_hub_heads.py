@@ -23,7 +23,7 @@ from outrider.app.cli import cli
 from outrider.app.page.app import backends
 from outrider.app.page.backends.interface import ModelSpec, checked, selectable_drafters
 from outrider.core.assets.store import AssetError
-from outrider.core.drafters.trained.import_checkpoints import write_speculators
+from outrider.core.drafters.trained.export_checkpoints import write_speculators
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.text import recipes

@@ -1,5 +1,5 @@
 """Imports published draft heads: Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, DFlash and MTP, also in the `speculators`
-format, and exports EAGLE-3 in that format, which vLLM serves.
+format.
 
 Reads names of tensors and fields of configs. What a head shares with its target (the embedding and the output rows,
 unless it has its own) is not read from the file. Pickled checkpoints are loaded as weights only, by
@@ -8,7 +8,6 @@ outrider.core.assets.store.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.assets.files import read_json, write_atomically, write_tensors
+from outrider.core.assets.files import read_json
 from outrider.core.assets.store import foreign_tensors
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.checkpoint_tensors import (
@@ -29,7 +28,6 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
     layers_of,
     own_embedding,
     proposed,
-    row_order,
     tap_of,
     taps_of,
     vocabulary_of,
@@ -39,7 +37,6 @@ from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHe
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.drafters.trained.target_mtp import read_target_mtp
-from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
 
@@ -377,133 +374,3 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], 
     "mtp": _mtp,
     "target's mtp": read_target_mtp,
 }
-
-
-def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
-    """Write an EAGLE-3 or P-EAGLE head to a folder in the speculators format, for the target `verifier` (a hub id or a
-    folder). Its output rows are included, in the order of their ids, as the format requires."""
-    if "last" in draft_head.taps:
-        raise Incompatible("the format has no number for the normed state 'last'; train the head with layer taps")
-    form, words = draft_head.form, draft_head.words
-    known = torch.arange(words.full_vocabulary) if words.vocabulary is None else words.vocabulary.cpu()
-    order = known.argsort()
-    ids = known[order]
-    state = {name: weight.detach().cpu() for name, weight in draft_head.state_dict().items()}
-    with torch.no_grad():
-        rows = words.own.weight if words.own is not None else words.outputs()
-    at = "layers.0"
-    tensors = {
-        "fc.weight": state["fuse.weight"],
-        "norm.weight": state["norm.weight"],
-        "lm_head.weight": rows.detach().cpu()[order],
-        "d2t": ids - torch.arange(len(ids)),
-        "t2d": torch.zeros(words.full_vocabulary, dtype=torch.bool).index_fill_(0, ids, True),
-        f"{at}.hidden_norm.weight": state["entered.weight"],
-        f"{at}.input_layernorm.weight": state["embedded.weight"],
-        f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
-    }
-    tensors |= layer_tensors(draft_head.block, at, form)
-    for index, block in enumerate(draft_head.more, 1):
-        tensors |= normed_layer_tensors(block, f"layers.{index}", form)
-    if draft_head.tap_norm == "joint":
-        tensors["input_norm.weight"] = state["tap_norms.0.weight"]
-    else:
-        tensors |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
-    if "words.embedding" in state:
-        tensors["embed_tokens.weight"] = state["words.embedding"]
-    if isinstance(draft_head, PEagleHead):
-        tensors["mask_hidden"], length = state["mask_hidden"][None, None], draft_head.masks + 1
-    stored = {
-        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in tensors.items()
-    }
-    write_tensors(folder / "model.safetensors", stored)
-    described = _described(draft_head, form, verifier, len(ids), length)
-    write_atomically(folder / "config.json", json.dumps(described, indent=1) + "\n")
-
-
-def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
-    """A layer's matrices, LoRA corrections merged in, under transformers' names; our fused matrices are split."""
-    products = (
-        (block.attention.qkv, [f"self_attn.{one}_proj" for one in "qkv"]),
-        (block.attention.out, ["self_attn.o_proj"]),
-        (block.mlp.up_gate, ["mlp.up_proj", "mlp.gate_proj"]),
-        (block.mlp.down, ["mlp.down_proj"]),
-    )
-    shared = form.kv_heads * form.head_dim
-    tensors: dict[str, Tensor] = {}
-    if block.attention.qk_norm is not None:
-        norms = block.attention.qk_norm.detach().cpu()
-        tensors |= {f"{at}.self_attn.q_norm.weight": norms[0], f"{at}.self_attn.k_norm.weight": norms[form.heads]}
-    for product, names in products:
-        for part, whole in (("weight", product.weight), ("bias", product.bias)):
-            if whole is None:
-                continue
-            sizes = [len(whole) // len(names)] * len(names)
-            if len(names) == 3:
-                sizes = [form.heads * form.head_dim, shared, shared]
-                order = row_order(form.heads, form.kv_heads, form.head_dim, form.rotary_dim)
-                whole = whole if order is None else whole[order.argsort().to(whole.device)]
-            pieces = whole.detach().cpu().split(sizes)
-            tensors |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
-    return tensors
-
-
-def normed_layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
-    """The same with the layer's norms."""
-    tensors = {f"{at}.post_attention_layernorm.weight": block.mlp_norm.weight.detach().cpu()}
-    if block.attention_norm is not None:
-        tensors[f"{at}.input_layernorm.weight"] = block.attention_norm.weight.detach().cpu()
-    return tensors | layer_tensors(block, at, form)
-
-
-def layer_config(form: Config, layers: int = 1) -> dict[str, Any]:
-    """A drafter's layers as a config of transformers."""
-    layer: dict[str, Any] = {
-        "model_type": "qwen3" if form.qk_norm else "qwen2" if form.attention_bias and not form.out_bias else "llama",
-        "vocab_size": form.vocabulary,
-        "hidden_size": form.hidden_size,
-        "intermediate_size": form.intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": form.heads,
-        "num_key_value_heads": form.kv_heads,
-        "head_dim": form.head_dim,
-        "rms_norm_eps": form.norm_eps,
-        "rope_theta": form.rope_theta,
-        "max_position_embeddings": form.context,
-        "attention_bias": form.attention_bias,
-        "mlp_bias": form.mlp_bias,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    }
-    if form.rotary_dim is not None:
-        layer["partial_rotary_factor"] = form.rotary_dim / form.head_dim
-    if form.rope_scaling is not None:
-        layer["rope_scaling"] = {"rope_type": form.rope_scaling[0], **form.rope_scaling[1]}
-    return layer
-
-
-def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
-    layer = layer_config(form, draft_head.cached_layers)
-    parallel = isinstance(draft_head, PEagleHead)
-    kind = "peagle" if parallel else "eagle3"
-    return {
-        "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
-        "speculators_model_type": kind,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": length}],
-            "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]},
-        },
-        "transformer_layer_config": layer,
-        "draft_vocab_size": rows,
-        "norm_before_residual": draft_head.normed_residual,
-        "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": [0 if tap == "embedding" else int(tap[6:]) + 1 for tap in draft_head.taps],
-        "norm_before_fc": draft_head.tap_norm == "joint",
-        "fc_norm": draft_head.tap_norm == "each",
-        "norm_output": draft_head.normed_output,
-        "embed_requires_grad": draft_head.config["own_embedding"],
-        **({"mask_token_id": draft_head.config["mask"]} if parallel else {}),
-    }

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from outrider.core.assets.files import read_json, write_atomically, write_tensors
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.drafters.trained.eagle import Eagle3Head
+from outrider.core.drafters.trained.export_checkpoints import layer_tensors, write_speculators
 from outrider.core.drafters.trained.heads import MedusaHeads
-from outrider.core.drafters.trained.import_checkpoints import layer_tensors, write_speculators
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods.draft_model import DRAFT_MODEL

@@ -21,9 +21,9 @@ from outrider.core.draft import Draft
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.eagle import Eagle3Head
-from outrider.core.drafters.trained.export_checkpoints import write_published
+from outrider.core.drafters.trained.export_checkpoints import write_published, write_speculators
 from outrider.core.drafters.trained.head_runner import HeadRunner
-from outrider.core.drafters.trained.import_checkpoints import read_foreign, write_speculators
+from outrider.core.drafters.trained.import_checkpoints import read_foreign
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
