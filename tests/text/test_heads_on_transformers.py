@@ -230,6 +230,30 @@ def test_a_layer_that_predicts_as_its_target_is_accepted(kind: str, tmp_path: Pa
     assert out.trace.summary().tokens_per_pass == len(out.tokens) / -(-len(out.tokens) // 6)
 
 
+def test_weights_in_8_bits(tmp_path: Path, tiny: SimpleNamespace) -> None:
+    """DeepSeek-V3 is published in FP8 with a scale per block, its MTP layer too."""
+    folder = written(tmp_path / "fp8", "DeepseekV3", tiny, copies=True)
+    stored = load_file(folder / "model.safetensors")
+    for name, weight in list(stored.items()):
+        if ".layers." in name and name.endswith(("_proj.weight", "_mqa.weight")) and "eh_proj" not in name:
+            blocks = weight.unflatten(0, (-1, 4)).unflatten(2, (-1, 4))  # [R, 4, C, 4]
+            scale = blocks.abs().amax((1, 3)).clamp(min=1e-6) / 448
+            numbers = (blocks / scale[:, None, :, None]).view_as(weight).to(torch.float8_e4m3fn)
+            stored |= {name: numbers, f"{name}_scale_inv": scale}
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [4, 4], "fmt": "e4m3"}
+    (folder / "config.json").write_text(json.dumps(described))
+    lm = text.load(folder, dtype="float32", head=folder)
+    out = lm.generate(PROMPT, max_new_tokens=18, temperature=0, drafter="mtp")
+    assert out.tokens == lm.generate(PROMPT, drafter=None, max_new_tokens=18, temperature=0).tokens
+    assert out.trace.summary().tokens_per_pass == len(out.tokens) / -(-len(out.tokens) // 6)
+    head: Any = read_foreign(folder, lm.target())
+    scale = stored["model.layers.2.self_attn.q_a_proj.weight_scale_inv"].repeat_interleave(4, 0).repeat_interleave(4, 1)
+    wanted = stored["model.layers.2.self_attn.q_a_proj.weight"].float() * scale
+    torch.testing.assert_close(head.chain[0].block.parts[0].self_attn.q_a_proj.weight, wanted)
+
+
 def test_rows_and_embedding_of_its_own(tmp_path: Path, tiny: SimpleNamespace) -> None:
     """Those in the file are used where they differ from the target's, and are not needed."""
     folder = written(tmp_path / "own", "Glm4Moe", tiny)

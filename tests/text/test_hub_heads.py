@@ -148,6 +148,18 @@ def test_the_command_takes_a_head(online: tuple[list[str], Path], tmp_path: Path
         assert json.loads(trace.read_text())["method"].startswith("eagle3")
 
 
+def test_a_target_is_its_own_head(online: tuple[list[str], Path], tiny: SimpleNamespace, tmp_path: Path) -> None:
+    """The MTP layer of a checkpoint that transformers' class reads without it."""
+    make = runpy.run_path(str(Path(__file__).with_name("test_heads_on_transformers.py")))["written"]
+    make(online[1] / "someone" / "glm", "Glm4Moe", tiny, copies=True)
+    trace = tmp_path / "trace.json"
+    command = ["text", PROMPT, "--model", "someone/glm", "--head", "someone/glm", "--dtype", "float32"]
+    done = CliRunner().invoke(cli, [*command, "--max-new-tokens", "8", "--trace", str(trace)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = json.loads(trace.read_text())
+    assert found["method"].startswith("mtp") and any(step["drafted"] for step in found["steps"])
+
+
 @pytest.mark.slow
 def test_the_documented_text_command_runs_from_a_mirror(hub: tuple[str, list[str], Path], tmp_path: Path) -> None:
     """In a process of its own that knows the mirror by HF_ENDPOINT."""

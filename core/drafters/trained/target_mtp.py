@@ -53,7 +53,7 @@ class TransformersLayer(nn.Module):
 
     def __init__(self, layer: Any, rotary: Any, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self._parts = (layer, rotary)  # in a tuple, so that torch does not register them as submodules
+        self.parts = (layer, rotary)  # in a tuple, so that torch does not register them as submodules
         probe = _Slots(None, (0, 0))
         x = torch.zeros(1, 1, hidden_size, dtype=dtype, device=device)
         self._run(x, None, torch.zeros(1, 1, dtype=torch.long, device=device), probe)
@@ -62,7 +62,7 @@ class TransformersLayer(nn.Module):
 
     @torch.no_grad()
     def _run(self, x: Tensor, mask: Tensor | None, positions: Tensor, slots: _Slots) -> Tensor:
-        layer, rotary = self._parts
+        layer, rotary = self.parts
         out = layer(
             x,
             attention_mask=mask,
@@ -77,7 +77,7 @@ class TransformersLayer(nn.Module):
     def forward(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         if attn_mask.layout is None:
             raise Incompatible("a target's own MTP layer drafts and is not trained here")
-        x = x.to(next(self._parts[0].parameters()).dtype)
+        x = x.to(next(self.parts[0].parameters()).dtype)
         positions = attn_mask.layout.positions.expand(len(x), -1)
         mask = attn_mask.bias(1, x.dtype)
         mask = None if mask is None else mask.expand(len(x), -1, -1, -1)
@@ -86,9 +86,9 @@ class TransformersLayer(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """The bytes that a pass of one token reads: of the routed experts only the chosen ones."""
-        config = self._parts[1].config
+        config = self.parts[1].config
         part = getattr(config, "num_experts_per_tok", 1) / getattr(config, "n_routed_experts", 1)
-        weights = self._parts[0].named_parameters()
+        weights = self.parts[0].named_parameters()
         return sum(
             int(weight.numel() * weight.element_size() * (part if ".experts." in name else 1))
             for name, weight in weights
