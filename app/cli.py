@@ -1,6 +1,7 @@
 """The `outrider` command. Heavy packages are imported by the commands that use them.
 
-Exit codes: 0 success, 1 failure (one line on stderr says why), 2 invalid command line.
+Exit codes: 0 success, 1 failure (one line on stderr says why), 2 invalid command line, 130 and 143 ended by Ctrl-C and
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from outrider.app.commands.simulate import simulate
 from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
 from outrider.app.commands.train import train
+from outrider.app.interrupt import ended_by_signals
 from outrider.app.options import (
     DEVICE,
     DTYPE,
@@ -90,16 +92,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print ? for characters the terminal cannot encode
-    try:
-        cli()
-    except Exception as error:
-        from outrider.core.errors import OutriderError
-
-        if os.environ.get("OUTRIDER_DEBUG"):
+    with ended_by_signals() as received:
+        try:
+            cli()
+        except SystemExit as stop:
+            if received and stop.code:  # a command that was ended in time is no failure
+                sys.exit(128 + received[0])
             raise
-        kind = "" if isinstance(error, OutriderError | OSError) else f"unexpected {type(error).__name__}: "
-        print("outrider: " + kind + " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(1)
+        except Exception as error:
+            from outrider.core.errors import OutriderError
+
+            if os.environ.get("OUTRIDER_DEBUG"):
+                raise
+            kind = "" if isinstance(error, OutriderError | OSError) else f"unexpected {type(error).__name__}: "
+            print("outrider: " + kind + " ".join(str(error).split()), file=sys.stderr)
+            sys.exit(1)
 
 
 def _version(requested: bool) -> None:

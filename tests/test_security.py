@@ -81,6 +81,7 @@ OTHERS = {
         "core/device.py",
         "core/kernels/neighbour_mass.py",
         "core/rules/native_walk.py",
+        "app/interrupt.py",
     },
     "import_module": {"app/commands/probe.py", "app/commands/train.py", "core/assets/hub_models.py"},
     "spec_from_file_location": set(),
@@ -95,14 +96,17 @@ OTHERS = {
         "modalities/text/vllm/server.py",
     },
     "subprocess.Popen": {
+        "app/report/command.py",
         "core/assets/sources.py",
         "modalities/text/bench/peers.py",
         "modalities/text/untrusted/process.py",
         "modalities/text/vllm/server.py",
     },
-    "os.execve": {"app/commands/serve.py"},
     **{f"subprocess.{name}": set() for name in ("call", "check_call", "check_output", "getoutput")},
-    **{f"os.{name}": set() for name in ("system", "popen", "execv", "execvp", "spawnv", "posix_spawn", "startfile")},
+    **{
+        f"os.{name}": set()
+        for name in ("system", "popen", "execv", "execve", "execvp", "spawnv", "posix_spawn", "startfile")
+    },
     **{name: set() for name in ("eval", "exec", "compile", "__import__")},
     **{f"builtins.{name}": set() for name in ("eval", "exec", "compile", "__import__")},
 }

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.app.options import DEVICE, Device, Dtypes, JsonFile, MaxNewTokens, Repeat, TextModelName, TextPrompts
+from outrider.core.assets.files import write_atomically
 
 
 def batch(
@@ -51,7 +52,7 @@ def batch(
         if str(json_file) == "-":
             print(written)
             return
-        json_file.write_text(written + "\n", encoding="utf-8")
+        write_atomically(json_file, written + "\n")
     titles = ("", "drafter", "tokens / s, batch", "tokens / s, one by one", "ratio", "same output")
     table = Table(*titles, box=SIMPLE_HEAD)
     for column in table.columns[2:]:

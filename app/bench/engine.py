@@ -25,6 +25,7 @@ from outrider.app.options import (
     TextPrompts,
 )
 from outrider.app.options import names as parse_names
+from outrider.core.assets.files import write_atomically
 
 
 def throughput(
@@ -161,7 +162,7 @@ def soak(
         print(json.dumps(report, indent=2))
     else:
         if json_file is not None:
-            json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            write_atomically(json_file, json.dumps(report, indent=2) + "\n")
         print(
             f"{result.requests:,} requests in {result.rounds:,} rounds, {result.emitted:,} tokens: {result.finished:,} "
             f"finished ({result.stopped:,} by a stop string), {result.cancelled:,} cancelled\n"
@@ -286,7 +287,7 @@ def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path
         if str(json_file) == "-":
             print(written)
             return
-        json_file.write_text(written + "\n", encoding="utf-8")
+        write_atomically(json_file, written + "\n")
     titles, body = lines(rows)
     table = Table(box=SIMPLE_HEAD)
     for title in titles:

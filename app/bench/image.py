@@ -36,6 +36,7 @@ from outrider.app.options import (
     image_prompts,
     listed,
 )
+from outrider.core.assets.files import write_atomically
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel
@@ -122,7 +123,7 @@ def image(
             about["of held-out real images"] = judges.reference
             about["of the classifier"] = _accuracy(weights)
         report = bench.to_json(rows, about)
-        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_atomically(output, json.dumps(report, indent=1) + "\n")
     if plot is not None:
         bench.plot(rows, plot)
 

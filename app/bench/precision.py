@@ -15,6 +15,7 @@ from outrider.app.options import (
     TextModelName,
     TextPrompts,
 )
+from outrider.core.assets.files import write_atomically
 
 
 def precision(
@@ -59,7 +60,7 @@ def precision(
         if str(json_file) == "-":
             print(written)
             return
-        json_file.write_text(written + "\n", encoding="utf-8")
+        write_atomically(json_file, written + "\n")
     titles = ("", "weights", "perplexity", "greedy agreement", "tokens / s", "slowest", "fastest")
     table = Table(*titles, box=SIMPLE_HEAD)
     for column in table.columns[1:]:

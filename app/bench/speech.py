@@ -31,6 +31,7 @@ from outrider.app.options import (
     Temperature,
     TopK,
 )
+from outrider.core.assets.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +176,7 @@ def show(report: Mapping[str, Any], output: Path | None, draw: Callable[[Console
     console = Console(highlight=False)
     draw(console if console.width >= _WIDTH else Console(highlight=False, width=_WIDTH), report)
     if output is not None:
-        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_atomically(output, json.dumps(report, indent=1) + "\n")
 
 
 def draw(console: Console, report: Mapping[str, Any]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -45,6 +47,7 @@ PACKAGES = (
     Package("jupyterlab", ("jupyterlab", "ipywidgets"), "notebooks", needed=False, extra="notebooks"),
     Package("matplotlib", ("matplotlib",), "figures", needed=False, extra="notebooks"),
 )
+_LITTLE = 1 << 28  # bytes on the disk of the cache
 UNUSED = ("torchvision", "torchcodec")  # not required, but broken ones break transformers
 
 
@@ -134,21 +137,27 @@ def check_native() -> Finding:
     if hindrance is not None:
         return Finding("native code", "absent", False, hindrance[0], purpose, hindrance[1])
     if native.library() is None:
-        fix = "the C++ compiler failed; set CXX to another one"
-        return Finding("native code", "broken", False, "could not be compiled", purpose, fix)
+        found, fix = native.compile_failure() or ("compiled, but could not be loaded", "set CXX to another compiler")
+        return Finding("native code", "broken", False, found, purpose, fix)
     return Finding("native code", "works", False, "compiled for this processor", purpose)
 
 
 def check_cache(folder: Path) -> Finding:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(existing, os.W_OK):
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError:
         fix = "set OUTRIDER_CACHE to a writable folder"
         return Finding("weights cache", "broken", True, f"{folder}: not writable", "fetched weights", fix)
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(existing).free
-    return Finding(
-        "weights cache", "works", True, f"{folder}: {file_size(held)} held, {file_size(free)} free", "fetched weights"
-    )
+    found = f"{folder}: {file_size(held)} held, {file_size(free)} free"
+    if free < _LITTLE:
+        fix = "free some space, or set OUTRIDER_CACHE to a folder on another disk"
+        return Finding("weights cache", "broken", True, found, "fetched weights", fix)
+    left = sorted(folder.rglob("*.partial"))
+    fix = f"{len(left)} left by a process that was killed: rm -r {shlex.join(map(str, left))}" if left else ""
+    return Finding("weights cache", "works", True, found, "fetched weights", fix)
 
 
 def machine() -> dict[str, Any]:

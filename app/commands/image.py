@@ -32,6 +32,7 @@ from outrider.app.options import (
     image_model,
     methods,
 )
+from outrider.core.assets.files import write_atomically
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel, Result
@@ -94,7 +95,7 @@ def image(
     enlarged.save(output)
     print(f"{output}: {_summary(result)}")
     if trace is not None:
-        trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write_atomically(trace, result.trace.to_json())
     if compare:
         print(_comparison(im, prompt, options, result), file=sys.stderr)
 

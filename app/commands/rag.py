@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.options import DEVICE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+from outrider.core.assets.files import write_atomically
 
 _WIDTH = 140  # columns of the table; narrower terminals wrap it
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
@@ -152,9 +153,9 @@ def bench_rag(
     console = Console(highlight=False)
     (console if console.width >= _WIDTH else Console(width=_WIDTH, highlight=False)).print(_table(results, times))
     if json_file is not None:
-        json_file.write_text(text + "\n", encoding="utf-8")
+        write_atomically(json_file, text + "\n")
     if page is not None:
-        page.write_text(result_page(page.parent), encoding="utf-8")
+        write_atomically(page, result_page(page.parent))
 
 
 def _names(given: str, what: str, known: Mapping[str, Any]) -> list[str]:

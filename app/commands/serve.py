@@ -5,7 +5,6 @@ Heavy packages are imported by the commands when they run.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -116,4 +115,4 @@ def serve(
     command = setup.command(found)
     print(shlex.join(command), file=sys.stderr)
     if not dry:
-        os.execve(found, command, server.environment(found))  # vLLM replaces this process, so signals reach it
+        raise typer.Exit(server.run(command, server.environment(found)))

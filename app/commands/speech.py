@@ -35,6 +35,7 @@ from outrider.app.options import (
     methods,
     published,
 )
+from outrider.core.assets.files import write_atomically
 
 if TYPE_CHECKING:
     from outrider.speech import PublishedResult, PublishedSpeech, Result, SpeechModel
@@ -119,7 +120,7 @@ def speech(
     result.sound.save(output)
     print(f"{output}: {_summary(result)}")
     if trace is not None:
-        trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write_atomically(trace, result.trace.to_json())
     if compare:
         print(_comparison(sp, text, options, result), file=sys.stderr)
 
@@ -148,7 +149,7 @@ def _published(
         print(result.outcome)
         print(line, file=sys.stderr)
     if trace is not None:
-        trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write_atomically(trace, result.trace.to_json())
     if compare:
         plain = sp.generate(
             prompt, max_new_tokens=max_new_tokens, **(options | {"drafter": None, "drafter_options": {}})

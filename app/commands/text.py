@@ -38,6 +38,7 @@ from outrider.app.options import (
     TraceFile,
     methods,
 )
+from outrider.core.assets.files import write_atomically
 
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
@@ -107,9 +108,9 @@ def text(
     lm = load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
     result = _show(lm, prompt, options)
     if output is not None:
-        output.write_text(result.text + "\n", encoding="utf-8")
+        write_atomically(output, result.text + "\n")
     if trace is not None:
-        trace.write_text(result.trace.to_json(), encoding="utf-8")
+        write_atomically(trace, result.trace.to_json())
     if compare:
         print(comparison(lm, prompt, options), file=sys.stderr)
 

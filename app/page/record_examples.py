@@ -15,6 +15,7 @@ from typing import Any
 from outrider.app.page.backends.interface import Backend, checked
 from outrider.app.page.recordings import Recording
 from outrider.app.page.runner import follow
+from outrider.core.assets.files import write_atomically
 from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import OutriderError
 
@@ -79,7 +80,7 @@ def record(backends: Mapping[str, Backend], folder: Path) -> Iterator[str]:
             yield f"{name}: skipped: {error}"
             continue
         path = folder / f"{name}.json"
-        path.write_text(recording.to_json() + "\n", encoding="utf-8")
+        write_atomically(path, recording.to_json() + "\n")
         summary = recording.trace.summary()
         yield f"{name}: {summary.tokens_per_pass:.2f} tokens per target pass, {path.stat().st_size / 1000:.0f} kB"
 

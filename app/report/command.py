@@ -23,6 +23,7 @@ import typer
 
 from outrider.app.report.sections import REPORTS, SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
+from outrider.core.assets.files import write_atomically
 
 ALL = "all"
 _QUICK = {"--num-prompts": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
@@ -85,7 +86,7 @@ def report(
                 if section.name in names or not (names or (quick and modality == ALL and not section.quick)):
                     failed += _measure(name, section, folder, prompts, quick, resume, device)
             path = folder / "REPORT.md"
-            path.write_text(pages.modality_page(folder, name), encoding="utf-8")
+            write_atomically(path, pages.modality_page(folder, name))
             print(path)
     finally:
         if modality == ALL:
@@ -168,7 +169,12 @@ def _words(command: str, places: Mapping[str, str | Path]) -> list[str]:
 def _call(words: Sequence[str]) -> bool:
     print(shlex.join(["outrider", *words]), file=sys.stderr)
     command = [sys.executable, "-m", "outrider.app.cli", *words]
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            return process.wait() == 0
+        except KeyboardInterrupt:
+            process.terminate()  # it ends its own processes
+            raise
 
 
 def shortened(words: Sequence[str]) -> list[str]:
@@ -192,13 +198,16 @@ def _has(file: Path, facts: Mapping[str, str]) -> bool:
     """Whether a JSON file exists and contains these facts."""
     if not file.is_file():
         return False
-    result = json.loads(file.read_text(encoding="utf-8"))
-    return all(result.get(name) == fact for name, fact in facts.items())
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(result, dict) and all(result.get(name) == fact for name, fact in facts.items())
 
 
 def _add(file: Path, facts: Mapping[str, object]) -> None:
     result = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**result, **facts}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    write_atomically(file, json.dumps({**result, **facts}, indent=1, ensure_ascii=False) + "\n")
 
 
 def commit() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from outrider.app.report.sections import CURVES, GPU_REPORT, METHODS, REPORTS, SECTIONS, Section
 from outrider.app.report.tables import Result, grouped, paying, sampled, table, tables
 from outrider.app.report.weights import recipe_of, untrained
+from outrider.core.assets.files import write_atomically
 
 _HOW = (
     "Speeds are medians over prompts. A speedup is the median of ratios to plain decoding in the same run, where both "
@@ -119,7 +120,7 @@ def write_summary(base: Path, goals: str = "") -> Path:
     methods = {name: sections[METHODS] for name, sections in everything.items() if sections[METHODS]}
     plots = draw(methods, base / "reports")
     path = base / "REPORT.md"
-    path.write_text(_summary(base, everything, methods, plots, goals), encoding="utf-8")
+    write_atomically(path, _summary(base, everything, methods, plots, goals))
     return path
 
 

@@ -77,7 +77,12 @@ def _system_error(error: Exception) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file's path, which replaces `path` after the block; a block that fails leaves nothing behind."""
+    """A temporary file's path, which replaces `path` after the block; a block that fails leaves nothing behind. A
+    device or a pipe is written directly."""
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f"{path.name}.*.partial"):

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from outrider.core.assets.files import replacing
 from outrider.core.errors import OutriderError
 
 _ABOUT, _CHUNK = "about", 1 << 20
@@ -27,15 +28,9 @@ class NpzError(OutriderError):
 
 def save(path: Path, about: Any, **arrays: np.ndarray) -> None:
     """Write arrays, and JSON-serialisable metadata `about`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     contents: dict[str, Any] = {**arrays, _ABOUT: np.frombuffer(json.dumps(about).encode(), np.uint8)}
-    try:
-        with partial.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **contents)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **contents)
 
 
 def load(path: Path, names: Sequence[str]) -> tuple[Any, dict[str, np.ndarray]]:

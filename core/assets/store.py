@@ -82,7 +82,8 @@ def _try_sources(asset: Asset, folder: Path) -> None:
     errors = []
     for source in asset.sources:
         try:
-            source.fetch(folder)
+            with writing(folder):
+                source.fetch(folder)
             return
         except (SourceError, OSError) as error:
             errors.append(f"{source}: {error}")

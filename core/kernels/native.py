@@ -77,11 +77,34 @@ def hindrance() -> tuple[str, str] | None:
     return None
 
 
+def compile_failure() -> tuple[str, str] | None:
+    """Why the kernels could not be compiled, and a remedy; None if they can be."""
+    try:
+        _built("native", _compiler() or "c++")
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", b"") or b""
+        lines = said.decode(errors="replace").strip().splitlines() or [str(error)]
+        return f"the C++ compiler failed: {lines[0][:200]}", "set CXX to another compiler"
+    except OSError as error:
+        folder = cache_folder() / "native"
+        return (
+            f"{folder} can't be written ({error.strerror})",
+            "free some space, or set OUTRIDER_CACHE to another folder",
+        )
+    return None
+
+
 def _compiled(name: str, *defines: str) -> Path | None:
     """The path of the compiled library, built if necessary; None if compilation fails."""
     compiler = _compiler()
-    if compiler is None:
+    try:
+        return None if compiler is None else _built(name, compiler, *defines)
+    except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _built(name: str, compiler: str, *defines: str) -> Path:
+    """The same; raises the reason for which it fails."""
     source = Path(__file__).parent / "csrc" / f"{name}.cpp"
     text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     kind = "x86-64-v3" if _setting() == "avx2" else "native"
@@ -89,19 +112,16 @@ def _compiled(name: str, *defines: str) -> Path | None:
     found = cache_folder() / "native" / f"{name}-{digest}.so"
     if _intact(found):
         return found
-    try:
-        found.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
-            # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
-            parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
-            flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", *defines, str(source), "-o", parts[0]]
-            for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
-                subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
-            library = Path(parts[1])
-            library.write_bytes(_sealed(library.read_bytes()))
-            os.replace(library, found)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    found.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=found.parent, suffix=".partial") as scratch:
+        # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
+        parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
+        flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", *defines, str(source), "-o", parts[0]]
+        for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
+            subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
+        library = Path(parts[1])
+        library.write_bytes(_sealed(library.read_bytes()))
+        os.replace(library, found)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.errors import InvalidOption, OutriderError
 
 _NO_DRAFTS = frozenset({"AcceptanceChance"})  # draft heads that draft nothing
@@ -182,5 +183,5 @@ def drawn(files: Iterable[Path], out: Path) -> list[DrafterCurve]:
         raise InvalidOption("there are no curves in these files")
     out.parent.mkdir(parents=True, exist_ok=True)
     figure(curves).savefig(out, dpi=130)
-    out.with_suffix(".md").write_text(table(curves), encoding="utf-8")
+    write_atomically(out.with_suffix(".md"), table(curves))
     return curves

@@ -163,7 +163,7 @@ class Trainer:
         return self.clock.factor(self.share())
 
     def run(self) -> Progress:
-        """Train until the time is over. After Ctrl-C the run is validated and saved, and the same call resumes it."""
+        """Train until the time is over. After Ctrl-C the run is saved and validated, and the same call resumes it."""
         torch.manual_seed(self.plan.seed)
         self.resume()
         progress, losses = self.progress, dict[str, float]()
@@ -190,6 +190,7 @@ class Trainer:
                     self.checkpoint()
                     saved, start = progress.seconds, time.monotonic()
         except KeyboardInterrupt:
+            self.checkpoint()  # before the validation, which may be interrupted too
             bar.write("interrupted; the same command resumes the run")
         finally:
             bar.close()

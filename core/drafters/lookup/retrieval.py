@@ -10,7 +10,6 @@ token ids alone.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.core.assets.files import replacing
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
@@ -77,18 +77,18 @@ class Datastore:
             start += 4 * len(part)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        temporary = path.with_name(path.name + ".part")
-        with temporary.open("wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for part in parts.values():
                 file.write(part.astype("<i4", copy=False).tobytes())
-        os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path, vocabulary: int | None = None) -> Datastore:
         """Map a file into memory. Everything is checked except the sort order, which affects the drafts' quality
         only."""
         try:
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise ValueError("it is not a regular file")
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
                 header: Any = json.loads(file.read(size)) if size <= _MAX_HEADER else None

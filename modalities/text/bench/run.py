@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, row
 from outrider.core.bench.timing import PeakMemory, pass_cost, timed
 from outrider.core.cost.theory import PassCost
@@ -325,10 +326,8 @@ def report(
 
 def write(data: Mapping[str, Any], path: Path) -> None:
     """Write JSON atomically."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_atomically(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise InvalidOption(f"{path} can't be written: {error.strerror}") from None
 

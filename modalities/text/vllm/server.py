@@ -191,6 +191,15 @@ def running(setup: Setup, python: Path, *, threads: int | None = None, log: Path
         yield from _running(setup, python, threads, log)
 
 
+def run(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run a server in the foreground until it ends; its exit code. Ctrl-C ends it and all its processes."""
+    process = subprocess.Popen(command, env=env, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        _end(process, 1.0)
+
+
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
     """Turn SIGTERM into an exception, as Ctrl-C is, so that no server is left running."""
@@ -230,11 +239,11 @@ def _running(setup: Setup, python: Path, threads: int | None, log: Path | None) 
         _end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
     """Stop the server, which stops its engine process, and kill whatever remains."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(20)
+        process.wait(patience)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -73,9 +73,8 @@ def test_the_cache_folder_is_configurable(tmp_path: Path, monkeypatch: pytest.Mo
     assert "2 KB held" in check_cache(tmp_path / "weights").found
 
 
-def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    finding = check_cache(tmp_path)
+def test_an_unwritable_cache_is_an_error() -> None:
+    finding = check_cache(Path("/proc/nowhere"))
     assert (finding.state, finding.needed) == ("broken", True)
     assert "OUTRIDER_CACHE" in finding.fix
 
@@ -105,5 +104,12 @@ def test_native_kernels_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "hindrance", lambda: None)
     monkeypatch.setattr(native, "library", lambda: None)
     assert doctor.check_native().state == "broken"
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setattr(native, "_intact", lambda path: False)
+    found = doctor.check_native()
+    assert "the C++ compiler failed" in found.found and "CXX" in found.fix
+    monkeypatch.setenv("OUTRIDER_CACHE", "/proc/nowhere")
+    found = doctor.check_native()
+    assert "/proc/nowhere/native can't be written" in found.found and "OUTRIDER_CACHE" in found.fix
     monkeypatch.setattr(native, "library", lambda: object())
     assert doctor.check_native().state == "works"

@@ -48,8 +48,6 @@ def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path:
         assert tuple(plain.tokens) == one.answer
     with path.open("a") as file:
         file.write('{"prompt": [1, 2], "ans')  # an incomplete line
-    with path.open("a") as file:
-        file.write("\n")
     more = list(data.Writer(lm, path, limit=12).answer(given))
     assert len(more) == 3 and len(data.read(path)) == 7
     assert list(data.Writer(lm, path, limit=12).answer(given)) == []
