@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider.core.engine import checkpoints
-from outrider.core.engine.adapters.hf import TransformersTarget
+from outrider.core.engine.adapters.recurrent import adapter
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
@@ -33,15 +33,15 @@ def target_of(model: Any) -> tuple[Callable[[], Target], int]:
 
     def make() -> Target:
         network_now = copied(model)
-        return TransformersTarget(model) if network_now is None else make_decoder(network_now)
+        return adapter(model) if network_now is None else make_decoder(network_now)
 
     return make, network.config.context
 
 
 def adapted(model: Any) -> tuple[Callable[[], Target], int]:
     """Return the same for the model's own code, without a copy."""
-    first = TransformersTarget(model)
-    return partial(TransformersTarget, model, trees=first.trees), first.context
+    first = adapter(model)
+    return partial(adapter, model, first.trees), first.context
 
 
 def copied(model: Any) -> Network | None:

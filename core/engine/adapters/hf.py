@@ -89,8 +89,7 @@ class TransformersTarget:
         trunk = self._interface.trunk
         config = trunk.config.get_text_config(decoder=True)
         self.vocabulary = self._interface.vocabulary
-        lengths = (getattr(config, name, None) for name in _CONTEXT)
-        self.context = next((length for length in lengths if isinstance(length, int) and length > 0), 1 << 30)
+        self.context = context_of(config)
         self.dtype, self.device = model.dtype, model.device
         self._refuse(rollback_obstacle(trunk, self._interface.new_cache))
         self.weight_bytes = self._interface.weight_bytes
@@ -322,6 +321,12 @@ def _spread(part: Tensor, index: Tensor, count: int, dim: int) -> Tensor:
     shape = list(part.shape)
     shape[dim] = count
     return part.new_zeros(shape).index_copy_(dim, index, part)
+
+
+def context_of(config: Any) -> int:
+    """The most tokens that a class takes by its configuration."""
+    lengths = (getattr(config, name, None) for name in _CONTEXT)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), 1 << 30)
 
 
 def causal_lm(model: Any) -> ModelInterface:

@@ -46,7 +46,8 @@ WAITS = {
     "adaptive": 6,  # every member observes the verdict, three of them learn on the host
     "cross-vocabulary": 4,  # drafted tokens are translated as text, between the draft model's passes
     "cs-drafting": 4,  # the inner drafter looks n-grams up on the host, between the draft model's passes
-    "swift": 3,  # its layer search reads on the host how many tokens a set of layers predicts
+    "guarded": 2,  # its drafter observes the verdict on the host
+    "swift": 4,  # its layer search reads the rows' texts, and on the host how many tokens a set of layers predicts
 }
 
 

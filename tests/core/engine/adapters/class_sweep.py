@@ -26,7 +26,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
-from outrider.core.engine.adapters.hf import TransformersTarget
+from outrider.core.engine.adapters.recurrent import RecurrentTarget, adapter
 from outrider.core.errors import OutriderError
 from outrider.core.methods import make_rule
 
@@ -167,8 +167,7 @@ def outcome(model_type: str) -> Outcome:
     except Exception as error:  # its own class does not run at this size
         return Outcome("not built", model_type, name, f"{type(error).__name__}: {error}")
     try:
-        target = TransformersTarget(model)
-        draft_model = TransformersTarget(drafts)
+        target, draft_model = adapter(model), adapter(drafts)
     except OutriderError as error:
         return Outcome("refused", model_type, name, str(error))
     except Exception as error:
@@ -187,7 +186,7 @@ def outcome(model_type: str) -> Outcome:
         if alone != expected[: len(alone)] or batch != expected:
             where = "alone" if alone != expected[: len(alone)] else "in a batch"
             return Outcome("broken", model_type, name, f"{way}: other tokens {where} ({target.trees})")
-    return Outcome("equal", model_type, name, target.trees)
+    return Outcome("equal", model_type, name, "state" if isinstance(target, RecurrentTarget) else target.trees)
 
 
 def table(outcomes: Sequence[Outcome], version: str) -> str:
@@ -197,7 +196,7 @@ def table(outcomes: Sequence[Outcome], version: str) -> str:
     for found in sorted(outcomes, key=lambda found: found.model_type):
         why = " ".join(found.why.split()).replace("|", "/")
         if found.kind == "equal":
-            trees = "one pass" if found.why == "mask" else "a row per leaf"
+            trees = {"mask": "one pass", "state": "a pass per leaf"}.get(found.why, "a row per leaf")
             rows["equal"].append(f"| `{found.model_type}` | {found.name} | {trees} |")
         elif found.kind == "refused":
             reason = why.removeprefix(found.name).partition(", so rejected")[0].strip()
