@@ -63,8 +63,9 @@ def load(
     `draft_model` is another such source, or a TextModel. It is used by every drafter that takes a draft model; the
     default drafter is then "draft-model".
 
-    `head` is a draft head: a file, a folder, or the hub id of a published one. It is used by the drafters that it fits;
-    the default drafter is then the last of them, such as "eagle3".
+    `head` is a draft head: a file, a folder, or the hub id of a published one; a checkpoint with its own MTP layer is
+    named again. It is used by the drafters that it fits; the default drafter is then the last of them, such as
+    "eagle3".
 
     `offload` is for models that do not fit into memory: the part of the layers to keep there, as a fraction or in
     bytes. The others are read from the disk in every pass (on a GPU: from the host's memory). Outputs are unchanged.

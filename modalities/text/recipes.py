@@ -240,15 +240,15 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
     from outrider.core.training.checkpoint import load as load_trained
 
     published = path.is_dir()
-    if not isinstance(target, Decoder) and not (published and isinstance(target, TransformersTarget)):
-        raise Incompatible(
-            f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}; a causal "
-            "language model of transformers takes published heads, in a folder or by hub id"
-        )
     if not published and not path.is_file():
         raise InvalidOption(
             f"there is no file {path}; give a file of trained weights, or the folder or hub id (owner/name) of a "
             "published draft head"
+        )
+    if not isinstance(target, Decoder) and not (published and isinstance(target, TransformersTarget)):
+        raise Incompatible(
+            f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}; a causal "
+            "language model of transformers takes published heads, in a folder or by hub id"
         )
     head = read_foreign(path, target) if published else load_trained(path, KINDS, target)
     kind = RECIPES[drafter].kind if drafter in RECIPES else DRAFTERS[drafter].draft_head if drafter else DraftHead

@@ -110,8 +110,18 @@ def begin_with_bounds(self: Cache, prompts: Any) -> None:
     CACHE_BEGIN(self, prompts)
 
 
-@pytest.mark.parametrize("name", [name for name, method in DRAFTERS.items() if method.draft_head is not None])
-def test_trained_drafters_propose_the_same_when_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+HEADS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name, method in DRAFTERS.items() if method.draft_head is not None),
+    ("eagle3", {"layers": 2}),
+    ("dflash", {"windows": (3, None), "causal": (True, False)}),
+    ("dflash", {"windows": (3, 2), "anchored": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), HEADS)
+def test_trained_drafters_propose_the_same_when_captured(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Cache, "begin", begin_with_bounds)
     method, histories = DRAFTERS[name], []
     for record in (None, record_on_cpu):
@@ -120,7 +130,7 @@ def test_trained_drafters_propose_the_same_when_captured(name: str, monkeypatch:
             network.graphs = Graphs(network, record=record)
         target = Decoder(network)
         torch.manual_seed(5)
-        draft_head = random_draft_head(method, target, vocabulary=0)
+        draft_head = random_draft_head(method, target, vocabulary=0, **options)
         for _ in range(2):  # the second generation replays what the first one recorded
             steps = list(
                 decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, max_new_tokens=7)
