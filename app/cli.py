@@ -105,8 +105,19 @@ def main() -> None:
             if os.environ.get("OUTRIDER_DEBUG"):
                 raise
             kind = "" if isinstance(error, OutriderError | OSError) else f"unexpected {type(error).__name__}: "
+            if _out_of_memory(error):
+                kind = "out of memory; use a smaller model or --dtype int8 or int4, fewer tokens or a smaller batch: "
             print("outrider: " + kind + " ".join(str(error).split()), file=sys.stderr)
             sys.exit(1)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, on the host or on a GPU."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
 
 
 def _version(requested: bool) -> None:

@@ -167,9 +167,34 @@ def free_memory(device: torch.device) -> int | None:
         return None
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return 1024 * int(facts["MemAvailable"].split()[0])
+        available = 1024 * int(facts["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return None
+    return min([available, *control_group_memory()])
+
+
+def control_group_memory(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """The bytes that each control group of this process, as of a container, still allows, without its file cache."""
+    try:
+        groups = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        if controllers not in ("", "memory"):
+            continue
+        names = ("memory.max", "memory.current", "inactive_file")
+        if controllers:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        own = (root / controllers / path.lstrip("/")) if controllers else root / path.lstrip("/")
+        for folder in dict.fromkeys((own, root / controllers)):  # within a container its own group is the root
+            try:
+                limit, used = (int((folder / name).read_text()) for name in names[:2])
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield max(limit - used + int(stat.get(names[2], 0)), 0)
+            except (OSError, ValueError):  # no such group, or "max"
+                continue
 
 
 def keep_memory() -> None:

@@ -179,6 +179,10 @@ def test_doctor_prints_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
         (InvalidOption("unknown rule 'x'.\nKnown: exact"), "outrider: unknown rule 'x'. Known: exact\n"),
         (FileNotFoundError(2, "No such file", "a.json"), "outrider: [Errno 2] No such file: 'a.json'\n"),
         (ValueError("odd"), "outrider: unexpected ValueError: odd\n"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: asked for 9"),
+            "fewer tokens or a smaller batch: DefaultCPUAllocator: can't allocate memory: asked for 9\n",
+        ),
     ],
 )
 def test_an_error_is_one_line(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from outrider.core.device import best_device, usable_device, usual_dtype
+from outrider.core.device import best_device, control_group_memory, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption
 
 
@@ -32,3 +34,45 @@ def test_devices_without_bfloat16_take_float16(monkeypatch: pytest.MonkeyPatch) 
         assert usual_dtype(torch.device("cuda")) == wanted
     assert usual_dtype(torch.device("mps")) == "float16"
     assert usual_dtype(torch.device("cpu")) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "allowed"),
+    [
+        # version 2: the group's own files, and those of the container's root
+        (
+            "0::/job\n",
+            {
+                "job/memory.max": "1000",
+                "job/memory.current": "700",
+                "job/memory.stat": "anon 1\ninactive_file 100\n",
+                "memory.max": "max",
+                "memory.current": "5",
+                "memory.stat": "",
+            },
+            [400],
+        ),
+        ("0::/\n", {"memory.max": "500", "memory.current": "700", "memory.stat": ""}, [0]),
+        # version 1
+        (
+            "4:memory:/a/b\n1:cpu:/\n",
+            {
+                "memory/a/b/memory.limit_in_bytes": "900",
+                "memory/a/b/memory.usage_in_bytes": "300",
+                "memory/a/b/memory.stat": "total_inactive_file 50\n",
+            },
+            [650],
+        ),
+        ("", {}, []),
+    ],
+)
+def test_memory_limits_of_control_groups_are_read(
+    membership: str, files: dict[str, str], allowed: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "membership").write_text(membership)
+    for name, text in files.items():
+        file = tmp_path / "root" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert list(control_group_memory(tmp_path / "root", tmp_path / "membership")) == allowed
+    assert list(control_group_memory(tmp_path / "root", tmp_path / "nowhere")) == []
