@@ -9,8 +9,8 @@ from threading import Lock
 
 from outrider.app.page.recordings import Recording
 
-_COUNT = 128  # recordings
-_SIZE = 8_000_000  # numbers in all of them, each at most some 40 bytes
+_COUNT = 64  # recordings
+_SIZE = 4_000_000  # numbers in all of them, each some 30 bytes
 
 
 class KeptRecordings:
@@ -51,5 +51,5 @@ def size(recording: Recording) -> int:
     total = len(recording.names) + len(recording.starts) + len(recording.words)
     total += (len(recording.picture) + len(recording.sound)) // 8
     for step in recording.trace.steps:
-        total += 20 + 7 * len(step.drafted) + 4 * len(step.emitted) + 3 * sum(map(len, step.alternatives))
+        total += 60 + 7 * len(step.drafted) + 4 * len(step.emitted) + 3 * sum(map(len, step.alternatives))
     return total + (size(recording.plain) if recording.plain is not None else 0)

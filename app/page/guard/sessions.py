@@ -32,6 +32,10 @@ class _Messages(LRUCache):  # type: ignore[misc]
         super().__init__(SESSIONS)
         self._events = events
 
+    def __delitem__(self, session: str) -> None:  # the client closed the connection
+        super().__delitem__(session)
+        self._events.pop(session, None)
+
     def popitem(self, last: bool = True) -> Any:
         session, messages = super().popitem(last)
         self._events.pop(session, None)

@@ -98,9 +98,8 @@ class Soak:
         if reply.status_code == 503:
             return "refused"
         data = [{"path": reply.json()[0], "meta": {"_type": "gradio.FileData"}}]
-        if not await self.join(http, session, "_open_file", data):
-            return "refused"
-        return await self.follow(http, session)
+        async with http.stream("GET", f"gradio_api/heartbeat/{session}"):  # as a browser holds it
+            return await self.follow(http, session) if await self.join(http, session, "_open_file", data) else "refused"
 
     # ---- Gradio's protocol
 

@@ -223,6 +223,16 @@ def test_a_visitor_who_leaves_is_forgotten(served: Served) -> None:
     until(lambda: "leaver" not in served.sessions)
 
 
+def test_nothing_is_kept_of_dropped_connections(served: Served) -> None:
+    queue = served.page._queue
+    for number in range(4):
+        served.join(f"drops{number}", "text", ["the cat", PLAIN, "exact", 0.0, 0, {"max_new_tokens": 64}])
+        with served.http.stream("GET", f"gradio_api/queue/data?session_hash=drops{number}") as stream:
+            next(stream.iter_lines())
+    until(lambda: not any(name.startswith("drops") for name in queue.pending_event_ids_session))
+    assert not any(name.startswith("drops") for name in queue.pending_messages_per_session)
+
+
 # ---- places in the queue
 
 
