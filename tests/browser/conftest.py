@@ -45,7 +45,8 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """An open page, with the JavaScript errors it raised and the requests it sent to other hosts."""
+    """An open page, with the JavaScript errors it raised, what its Content-Security-Policy blocked, and the requests it
+    sent to other hosts."""
 
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
@@ -53,14 +54,19 @@ class Visit:
         self.foreign_requests: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", self._check)
+        page.on("console", self._read)
 
     def _check(self, request: Any) -> None:
         if not request.url.startswith((self.address, "data:", "blob:")):
             self.foreign_requests.append(request.url)
 
+    def _read(self, message: Any) -> None:
+        if "Content Security Policy" in message.text:
+            self.errors.append(message.text)
+
     def open(self, query: str = "") -> Visit:
         self.page.goto(self.address + query)
-        self.page.wait_for_selector("#text-run")
+        self.page.wait_for_selector("#text-run", state="attached")  # another tab may be open
         return self
 
     def tab(self, name: str) -> None:
@@ -85,8 +91,13 @@ class Visit:
         waiting.value.set_files(file)
 
     def run(self, name: str, button: str = "run") -> str:
+        status = f"#{name}-status"
+        before = self.text(status)  # of an earlier run, which stays until the page has answered
         self.page.click(f"#{name}-{button}")
-        return self.until(f"#{name}-status", "tokens per target pass")
+        self.page.wait_for_function(
+            "([where, before]) => document.querySelector(where).innerText !== before", arg=[status, before]
+        )
+        return self.until(status, "tokens per target pass")
 
 
 @pytest.fixture
