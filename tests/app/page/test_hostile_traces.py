@@ -133,7 +133,7 @@ def test_the_html_of_a_trace_is_bounded(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_work_grows_with_the_size_of_a_trace(name: str) -> None:
-    size = 100 if name == "long names" else 600
+    size = 30 if name == "long names" else 400
     few, many = (operations(lambda n=n: draw(recordings.read(DRAWN[name](n)))) for n in (size, 2 * size))
     assert many < 2.3 * few
 

@@ -27,7 +27,7 @@ from outrider.app.page.guard.limits import KEPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads /proc")]
 OPENED = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "browser" / "opened.py")))
-SECONDS = float(os.environ.get("OUTRIDER_SOAK", "5"))
+SECONDS = float(os.environ.get("OUTRIDER_SOAK", "2"))
 CLIENTS = 64
 STEP = {"row": 0, "emitted": [1, 2], "sources": ["drafted", "bonus"], "drafted": [1], "parents": [-1], "fixed": [True]}
 TRACE = json.dumps({"steps": [{**STEP, "tried": [True], "path": [0], "index": index} for index in range(1000)]})
