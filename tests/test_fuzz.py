@@ -8,11 +8,9 @@ from __future__ import annotations
 import io
 import json
 import random
-import resource
 import runpy
 import struct
 import zipfile
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +24,6 @@ from safetensors.torch import save_file
 from outrider import text
 from outrider.core.assets.store import Checkpoint, convert_gguf
 from outrider.core.drafters.lookup.retrieval import Datastore
-from outrider.core.errors import OutriderError
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.optim import accelerator, load_checkpoint, save_checkpoint
 from outrider.core.training.trainer import Progress
@@ -41,75 +38,12 @@ from outrider.speech.training.data import Utterance
 from outrider.speech.training.data import load_file as load_speech
 from outrider.speech.training.data import save as save_speech
 from outrider.text.bench.run import load_prompts
+from tests.fuzzing import COUNTS, WRONG, bent, damaged, survives, words
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
 TINY = runpy.run_path(str(HERE / "text" / "tiny.py"))
-COUNTS = (0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1)
-WRONG = (None, -1, 0, 1e308, "x", [], {}, True, 1 << 40, float("nan"), 1.5, -7)
-MAX_GROWTH = 512 << 20  # bytes by which reading damaged input may increase the process
-PARTS = (  # of texts: an unpaired surrogate, NUL, right-to-left text, chat and template markup ...
-    "\ud800", "\x00", "\u202e", "a", "hello", "<|im_start|>", "</s>", "{{ x }}", "{% raw", "\U0001f600", "e\u0301" * 5,
-    "\n", " ", "'", "\\", "\ufeff", "\uffff", "日本語", "0" * 50, "\r", "12,345", "Dr.", "http://x.y/z", "red",
-)  # fmt: skip
-
-
 ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])  # not prompts
-
-
-def damaged(rng: random.Random, good: bytes) -> bytes:
-    """Damage data: change bytes, enlarge a number, remove or truncate a part."""
-    result = bytearray(good)
-    kinds = (0, 1, 2, 3, 4) if rng.random() < 0.3 else (0, 1, 3)
-    for _ in range(rng.randint(1, 3)):
-        at, kind = rng.randrange(max(len(result), 1)), rng.choice(kinds)
-        if not result:
-            break
-        if kind == 0:
-            result[at] = rng.randrange(256)
-        elif kind == 1:
-            result[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del result[at : at + rng.randint(1, 40)]
-        elif kind == 3:
-            result[at : at + 8] = struct.pack("<Q", rng.choice(COUNTS))
-        else:
-            del result[at:]
-    return bytes(result)
-
-
-def bent(rng: random.Random, good: Any) -> Any:
-    """Return JSON in which one value, at any depth, has another type."""
-    result = json.loads(json.dumps(good))
-    place = result
-    while True:
-        key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
-        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
-            place = place[key]
-            continue
-        place[key] = rng.choice(WRONG)
-        return result
-
-
-def words(rng: random.Random) -> str:
-    return "".join(rng.choice(PARTS) for _ in range(rng.randint(0, 12)))
-
-
-def survives(cases: int, once: Callable[[random.Random], object], *, refused: float = 0.0) -> None:
-    """Check that each case passes or raises a one-line OutriderError within bounded memory, and count the errors."""
-    before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
-    for case in range(cases):
-        said = ""
-        try:
-            once(random.Random(case))
-        except OutriderError as error:
-            said = str(error)
-            count += 1
-        except Exception as error:
-            raise AssertionError(f"case {case}: {type(error).__name__}: {error}") from error
-        assert "\n" not in said and len(said) < 600, (case, said)
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MAX_GROWTH
-    assert count >= refused * cases
 
 
 def test_safetensors(tmp_path: Path) -> None:

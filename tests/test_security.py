@@ -96,7 +96,6 @@ OTHERS = {
         "modalities/text/vllm/server.py",
     },
     "subprocess.Popen": {
-        "app/report/command.py",
         "core/assets/sources.py",
         "modalities/text/bench/peers.py",
         "modalities/text/untrusted/process.py",

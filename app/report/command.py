@@ -169,12 +169,7 @@ def _words(command: str, places: Mapping[str, str | Path]) -> list[str]:
 def _call(words: Sequence[str]) -> bool:
     print(shlex.join(["outrider", *words]), file=sys.stderr)
     command = [sys.executable, "-m", "outrider.app.cli", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            return process.wait() == 0
-        except KeyboardInterrupt:
-            process.terminate()  # it ends its own processes
-            raise
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def shortened(words: Sequence[str]) -> list[str]:

@@ -384,7 +384,9 @@ def transformers_processor(folder: Path) -> Any:
             read_json(folder / name)  # raises if it names code
     try:
         return AutoProcessor.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # panics of the tokenizers library are no Exception
         raise AssetError(
             f"transformers can't load the processor of {folder}: {' '.join(str(error).split())[:300]}"
         ) from None

@@ -11,6 +11,7 @@ import io
 import time
 import wave
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import IO
 
@@ -18,12 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.assets.files import replacing
 from outrider.core.errors import InvalidOption
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.mel import HOP, RATE, mel_frames
 from outrider.speech.vocoder import Vocoder, VocoderStream
 
 _FIRST, _CHUNK = 16, 48  # tokens of the first chunk and of later ones
+_RATES = 1_000, 1_000_000  # samples per second of sounds that are read
+_FINEST = 2_000  # ratios of rates with a larger denominator are rounded, since the filter's memory grows with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,8 @@ class Sound:
         path = Path(path)
         if path.suffix.lower() != ".wav":
             raise InvalidOption(f"the file is {path.name}; sound is saved as WAV, so its name must end in .wav")
-        path.write_bytes(self.wav())
+        with replacing(path) as temporary:
+            temporary.write_bytes(self.wav())
 
     def wav(self) -> bytes:
         """The bytes of a 16-bit WAV file."""
@@ -61,20 +66,24 @@ class Sound:
             with wave.open(source, "rb") as file:
                 if file.getsampwidth() != 2:
                     raise InvalidOption(f"{path} has {8 * file.getsampwidth()} bits per sample; it must have 16")
-                if not file.getframerate():
-                    raise InvalidOption(f"{path} has a rate of 0 samples per second")
+                if not _RATES[0] <= (rate := file.getframerate()) <= _RATES[1]:
+                    raise InvalidOption(
+                        f"{path} has {rate:,} samples per second; it must have {_RATES[0]:,} to {_RATES[1]:,}"
+                    )
                 samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
                 return cls((samples.mean(1) / 32768).astype(np.float32), file.getframerate())
-        except (wave.Error, EOFError, ValueError) as error:
-            raise InvalidOption(f"{path} is not an uncompressed WAV file: {error}") from None
+        except (wave.Error, EOFError, ValueError, RuntimeError) as error:
+            raise InvalidOption(f"{path} is not an uncompressed WAV file: {str(error) or 'it is cut short'}") from None
 
     def resample(self, sample_rate: int) -> Sound:
         """The sound at another sample rate."""
-        if sample_rate == self.sample_rate:
-            return self
+        if sample_rate == self.sample_rate or not len(self.samples):
+            return Sound(self.samples, sample_rate)
         from torchaudio.functional import resample
 
-        return Sound(resample(torch.from_numpy(self.samples), self.sample_rate, sample_rate).numpy(), sample_rate)
+        ratio = Fraction(sample_rate, self.sample_rate).limit_denominator(_FINEST)  # exact for all usual rates
+        changed = resample(torch.from_numpy(self.samples), ratio.denominator, ratio.numerator)
+        return Sound(changed.numpy(), sample_rate)
 
     def mel(self) -> Tensor:
         """Log-mel frames [80, T] of a whole number of tokens, for a codec. The sound must be at RATE."""

@@ -79,8 +79,11 @@ class Tokens:
 
             try:
                 source = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
-            except (OSError, ValueError, ImportError) as error:
-                raise TokenizerError(f"{source} has no tokenizer: {str(error).splitlines()[0][:200]}") from None
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # transformers raises many kinds; panics of the library are no Exception
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise TokenizerError(f"{source} has no tokenizer: {reason}") from None
         backend = getattr(source, "backend_tokenizer", None)
         if backend is None:
             raise TokenizerError(

@@ -32,6 +32,7 @@ from outrider.core.paths import cache_folder
 from outrider.image.prompt_encoder import COMMON, words
 
 SIZE = 64  # pixels
+_MAX_SIDE = 4096  # pixels of an image that is read
 TRAIN, HELD_NAME, HELD_PAIR = 0, 1, 2  # splits: held out in all styles by name, or by (style, name) pair
 _HELD_OUT_EVERY = 16  # one name in 16 is held out, then one (style, name) pair in 16
 _SEED = "outrider"
@@ -177,8 +178,15 @@ def on_white(data: bytes, size: int = SIZE) -> np.ndarray:
     """A PNG of any size -> pixels [size, size, 3] uint8, centred on white and composited over it."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as opened:
-        picture = opened.convert("RGBA")
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as opened:
+            if max(opened.size) > _MAX_SIDE:
+                raise DataError(f"an image has {opened.width} x {opened.height} pixels; {_MAX_SIDE} a side are allowed")
+            picture = opened.convert("RGBA")
+    except DataError:
+        raise
+    except Exception as error:  # damaged images raise many kinds of errors
+        raise DataError(f"an image can't be read: {' '.join(str(error).split())[:200]}") from None
     if max(picture.size) != size or picture.width != picture.height:
         scale = size / max(picture.size)
         canvas = Image.new("RGBA", (size, size), (255, 255, 255, 0))

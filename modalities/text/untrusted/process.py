@@ -19,7 +19,8 @@ from typing import Any
 from outrider.core.errors import OutriderError
 from outrider.core.paths import cache_folder
 
-_SECONDS, _MEGABYTES = 10.0, 2000
+_SECONDS, _MEGABYTES = 5.0, 500
+_LARGE = 4  # megabytes from which a tokenizer file has more of both
 
 
 class UntrustedError(OutriderError):
@@ -91,7 +92,13 @@ def check_tokenizer(path: Path) -> None:
     mark = cache_folder() / "checked" / f"{hashlib.sha256(path.read_bytes()).hexdigest()[:32]}.tokenizer"
     if mark.exists():
         return
-    shared().ask("try_tokenizer", str(path.absolute()))
+    size = path.stat().st_size >> 20
+    process = shared() if size < _LARGE else BoundedProcess(_SECONDS + size, _MEGABYTES + 40 * size)
+    try:
+        process.ask("try_tokenizer", str(path.absolute()))
+    finally:
+        if process is not shared():
+            process.close()
     with suppress(OSError):  # without a cache it is tried again the next time
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
