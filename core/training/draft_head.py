@@ -105,6 +105,7 @@ class DraftHead(nn.Module):
     drafting_needs: frozenset[str] | None = None  # taps for drafting; None: `needs`
     config: Mapping[str, Any]  # the keyword arguments to make it again
     block_offset: int = 0  # positions between a root and the first input of a parallel head's block
+    windows: tuple[int | None, ...] = ()  # for each cached layer how many positions it sees; None or empty: all
     graph_pool: GraphPool | None = None  # captures its passes while drafting
     runner: Callable[[Any], Any] | None = None  # runs it while drafting; None: HeadRunner
     drafter_class: Callable[..., Any] | None = None  # makes its drafts; None: by `draft_kind`
@@ -157,6 +158,7 @@ class DraftingHead(Protocol):
     cached_layers: int  # number of layers with a KV cache
     form: Config  # of these layers
     block_offset: int  # positions between a root and the first input of a parallel head's block
+    windows: tuple[int | None, ...]  # for each cached layer how many positions it sees; None or empty: all
     pass_bytes: int  # of weights read per pass
     graph_pool: GraphPool | None
     runner: Callable[[Any], Any] | None

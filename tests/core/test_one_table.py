@@ -32,6 +32,7 @@ HOMONYMS = {  # words that mean something else there
     ("core/drafters/trained/export_checkpoints.py", "dflash"): "a name of another file format",
     ("core/drafters/trained/export_checkpoints.py", "mtp"): "a name of another file format",
     ("core/drafters/trained/falcon.py", "block"): "an entry of a head's config",
+    ("core/drafters/trained/export_checkpoints.py", "eagle3"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "eagle"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "eagle3"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "medusa"): "a name of another file format",

@@ -6,7 +6,6 @@ Only DSpark's guesses depend on the tokens drafted before, through a low-rank co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class Anchored(ParallelHeads):
         back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
         mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
         cos, sin = self.angles(positions.flatten(1), seen.mask.shape[2] + wide, context[0][0].dtype)
-        return AttentionMask(cos, sin, mask, context=context)
+        return AttentionMask(cos, sin, mask, context=context, queries=positions.flatten(1))
 
     def _corrected(self, states: Tensor, tokens: Tensor) -> Tensor:
         """States [..., K, D] after a correction by the token before each position [..., K]; here none."""
@@ -143,7 +142,7 @@ class DFlashBlock(Anchored):
         self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora, "form": dict(form or {})}
         self.config |= {"normed_taps": normed_taps, "block_offset": block_offset, "own": own}
         self.config |= {"windows": list(windows), "causal": list(causal), "anchored": anchored}
-        self.windows: tuple[int | None, ...] = tuple(windows) or (None,) * layers
+        self.windows = tuple(windows) or (None,) * layers
         self.causal, self.anchored = tuple(causal) or (False,) * layers, anchored
         self.form, self.block_offset = shaped(network.config, hidden, form), block_offset
         self.angles = Angles(self.form)
@@ -177,29 +176,24 @@ class DFlashBlock(Anchored):
         masks = self.mask.expand(*roots.shape[:-1], self.depth, -1).to(roots.dtype)
         return torch.cat([roots[..., None, :], masks], -2)
 
-    def _filled(self, x: Tensor, attn_mask: AttentionMask, positions: Tensor | None) -> Tensor:
-        """The states of blocks, whose tokens are at positions [B, Q]; None: no layer narrows the mask."""
+    def _filled(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         for block, window, ordered in zip(self.blocks, self.windows, self.causal, strict=True):
-            if positions is None or (window is None and not ordered):
-                x = block(x, attn_mask)
-            else:
-                x = block(x, self._narrowed(attn_mask, positions, window, ordered))
+            x = block(x, self._narrowed(attn_mask, window, ordered) if window or ordered else attn_mask)
         filled: Tensor = self.norm(x)
         return filled
 
-    def _narrowed(self, attn_mask: AttentionMask, at: Tensor, window: int | None, ordered: bool) -> AttentionMask:
-        """The mask of a layer with a window or a causal block; committed token i is in column i."""
-        mask, count = attn_mask.mask, at.shape[1]
+    def _narrowed(self, attn_mask: AttentionMask, window: int | None, ordered: bool) -> AttentionMask:
+        """The mask of a layer with a window or a causal block."""
+        mask, (at, key) = attn_mask.mask, attn_mask.positions()
         assert mask is not None
-        columns = torch.arange(mask.shape[2] - count, device=at.device).expand(len(at), -1)
-        keys, queries = torch.cat([columns, at], 1)[:, None], at[..., None]
+        keys, queries = key[:, None], at[..., None]
         mask = mask & (keys <= queries) if ordered else mask
         if window is not None and self.anchored:
-            before = queries - torch.arange(count, device=at.device)[:, None] % (self.depth + 1)
+            before = queries - torch.arange(at.shape[1], device=at.device)[:, None] % (self.depth + 1)
             mask = mask & (keys >= before - window)
         elif window is not None:
             mask = mask & ((keys - queries).abs() < window)
-        return replace(attn_mask, mask=mask)
+        return attn_mask.narrowed(mask)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         context = self._context(features, tokens, attn_mask)
@@ -208,17 +202,15 @@ class DFlashBlock(Anchored):
         return self.words.embed(tokens)
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        x, positions = self._block(state), None
+        x = self._block(state)
         count = x.shape[1]
         if any(self.windows) or any(self.causal):
-            assert attn_mask.context is not None
-            if attn_mask.mask is None:  # the root sees everything
-                attn_mask.mask = torch.ones(1, 1, attn_mask.context[0][0].shape[2], dtype=torch.bool, device=x.device)
-            root = attn_mask.mask.sum(2) - 1 + self.block_offset
-            positions = (root + torch.arange(count, device=x.device)).expand(len(x), -1)
+            root, seen = attn_mask.root()
+            attn_mask.queries = (root + self.block_offset + torch.arange(count, device=x.device)).expand(len(x), -1)
+            attn_mask.mask = seen
         if attn_mask.mask is not None:
             attn_mask.mask = F.pad(attn_mask.mask, (0, count), value=True).expand(-1, count, -1)
-        return self._filled(x, attn_mask, positions)[:, 1:]
+        return self._filled(x, attn_mask)[:, 1:]
 
     def block_states(self, batch: Batch, roots: Tensor) -> Tensor:
         dtype = self.mask.dtype
@@ -230,7 +222,7 @@ class DFlashBlock(Anchored):
         x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
         wide = x.shape[1] // count
         positions = roots[..., None] + self.block_offset + torch.arange(wide, device=roots.device)
-        filled = self._filled(x, self.block_mask(roots, positions, seen, read), positions.flatten(1))
+        filled = self._filled(x, self.block_mask(roots, positions, seen, read))
         return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
 
 

@@ -134,19 +134,15 @@ def proposed(described: Mapping[str, Any], default: int) -> int:
     return count if isinstance(count, int) and count > 0 else default
 
 
-def layers_of(described: Mapping[str, Any]) -> int:
-    """The number of a drafter's layers, which see all tokens before theirs."""
+def no_windows(described: Mapping[str, Any]) -> None:
+    """Refuse drafters whose layers have windows, which those of the class here have not."""
     layer = described.get("transformer_layer_config") or described
-    count = int(layer.get("num_hidden_layers") or 1)
-    if "sliding_attention" in (layer.get("layer_types") or ())[:count]:
-        raise Incompatible(
-            "the drafter's layers have sliding windows, which of published drafters only DFlash has here"
-        )
-    return count
+    if "sliding_attention" in (layer.get("layer_types") or ())[: layer.get("num_hidden_layers") or 1]:
+        raise Incompatible("the drafter's layers have sliding windows, which EAGLE's do not have here")
 
 
 def windows_of(described: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The windows and causal blocks of a DFlash drafter's layers. Sliding layers are causal in their block unless the
+    """The windows and causal blocks of a drafter's layers. DFlash's sliding layers are causal in their block unless the
     config says otherwise; in the speculators format a window is counted from the block's first token."""
     own, layer = described.get("dflash_config") or {}, described.get("transformer_layer_config") or described
     kinds = layer.get("layer_types") or ["full_attention"] * layers

@@ -150,7 +150,7 @@ class Eagle3Head(DraftHead):
     EAGLE-3.1 does (arXiv 2605.09992); imported heads may norm the taps one by one (`tap_norm` "each") or side by side
     ("joint"), and the states or not (`normed_output`). Ours starts as a copy of the target's last layer (or is that
     layer with LoRA corrections of rank `lora`), and shares the target's output rows unless it has its `own`. Of more
-    `layers` only the first reads embeddings."""
+    `layers` only the first reads embeddings; each may see a window of positions (`windows`, its own included)."""
 
     parallel, cached_layers, draft_kind = False, 1, "dynamic"
     depth: int | None = None
@@ -171,6 +171,7 @@ class Eagle3Head(DraftHead):
         own_embedding: bool = False,
         lora: int = 0,
         layers: int = 1,
+        windows: Sequence[int | None] = (),
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
@@ -182,6 +183,8 @@ class Eagle3Head(DraftHead):
                 raise unknown("hidden tap", tap, target.taps)
         if min(rounds, layers) < 1:
             raise InvalidOption(f"rounds={rounds}, layers={layers}: each must be 1 or more")
+        if windows and len(windows) != layers:
+            raise InvalidOption(f"windows has {len(windows)} values; it must have one for each of {layers} layers")
         self.needs = frozenset(self.taps)
         self.words = SharedEmbedding(network, vocabulary, own=own, own_embedding=own_embedding)
         self.form = shaped(network.config, hidden, {"qk_norm": False, **(form or {})})
@@ -203,6 +206,7 @@ class Eagle3Head(DraftHead):
             "own_embedding": own_embedding,
             "lora": lora,
             "layers": layers,
+            "windows": list(windows),
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -214,7 +218,7 @@ class Eagle3Head(DraftHead):
         self.entered = Norm(width, eps)
         self.block = Block(self.form, into=2 * width, normed=False)
         self.norm = Norm(width, eps)
-        self.cached_layers = layers
+        self.cached_layers, self.windows = layers, tuple(windows)
         self.more: Any = nn.ModuleList(Block(self.form, index=index) for index in range(1, layers))
         copied = network.layers[-layers:]
         for block, layer in zip((self.block, *self.more), copied, strict=False):
@@ -240,9 +244,10 @@ class Eagle3Head(DraftHead):
         """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D], normed or not."""
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
-        states: Tensor = self.block(entered if self.normed_residual else x, attn_mask, read)
-        for block in self.more:
-            states = block(states, attn_mask)
+        masks = [attn_mask.within(window) for window in self.windows or (None,) * self.cached_layers]
+        states: Tensor = self.block(entered if self.normed_residual else x, masks[0], read)
+        for block, mask in zip(self.more, masks[1:], strict=True):
+            states = block(states, mask)
         return self.norm(states) if self.normed_output else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
@@ -270,7 +275,9 @@ class Eagle3Head(DraftHead):
         output = words.fast if words.own is None else words.own.fast
         if passes is None or not isinstance(output, Tiled) or not isinstance(fuse, Tiled):
             return None
-        if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm or self.more:
+        if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm:
+            return None
+        if self.more or any(self.windows):
             return None
         norms = [norm.weight.detach() for norm in (self.embedded, self.entered, self.norm)]
         taps = [weight.detach() for weight in self.tap_norms.parameters()]
@@ -310,13 +317,11 @@ class PEagleHead(Eagle3Head):
             return state[:, None]
         rows, count = len(state), self.masks
         own = torch.ones(count, count, dtype=torch.bool, device=state.device).tril()
-        context = attn_mask.context
-        assert context is not None
-        seen = attn_mask.mask
-        if seen is None:
-            seen = own.new_ones(1, 1, context[0][0].shape[2])
+        root, seen = attn_mask.root()
         mask = torch.cat([seen.expand(rows, count, -1), own.expand(rows, -1, -1)], 2)
-        places = AttentionMask(attn_mask.cos[:, 1 : 1 + count], attn_mask.sin[:, 1 : 1 + count], mask, context=context)
+        after = (root + 1 + torch.arange(count, device=state.device)).expand(rows, -1)
+        cos, sin = (angles[:, 1 : 1 + count] for angles in (attn_mask.cos, attn_mask.sin))
+        places = AttentionMask(cos, sin, mask, context=attn_mask.context, queries=after)
         entered = self.enter(self.mask_hidden.to(state.dtype)).expand(rows, count, -1)
         states = self.advance(entered, self.mask.expand(rows, count), places)
         return torch.cat([state[:, None], states], 1)

@@ -151,7 +151,7 @@ def layer_config(form: Config, layers: int = 1) -> dict[str, Any]:
 def _eagle3_config(draft_head: Eagle3Head, verifier: str, rows: int, length: int) -> dict[str, Any]:
     parallel = isinstance(draft_head, PEagleHead)
     kind, architecture = ("peagle", "PEagleSpeculator") if parallel else ("eagle3", "Eagle3Speculator")
-    layer = layer_config(draft_head.form, draft_head.cached_layers)
+    layer = layer_config(draft_head.form, draft_head.cached_layers) | _window_config(draft_head.windows)
     return {
         **_speculators(kind, architecture, verifier, length, layer, ["LlamaForCausalLM"]),
         "draft_vocab_size": rows,
@@ -164,6 +164,16 @@ def _eagle3_config(draft_head: Eagle3Head, verifier: str, rows: int, length: int
         "embed_requires_grad": draft_head.config["own_embedding"],
         **({"mask_token_id": draft_head.config["mask"]} if parallel else {}),
     }
+
+
+def _window_config(windows: Sequence[int | None]) -> dict[str, Any]:
+    sizes = {size for size in windows if size is not None}
+    if not sizes:
+        return {}
+    if len(sizes) > 1:
+        raise Incompatible(f"the format has one size of windows; these layers have {sorted(sizes)}")
+    kinds = ["full_attention" if size is None else "sliding_attention" for size in windows]
+    return {"layer_types": kinds, "sliding_window": sizes.pop(), "use_sliding_window": True}
 
 
 def _layer_ids(taps: Sequence[str]) -> list[int]:
@@ -246,12 +256,9 @@ def _dflash(draft_head: Any, verifier: str) -> Written:
     tensors = {f"{name}.weight": state[f"{part}.weight"] for name, part in names.items()}
     for index, block in enumerate(draft_head.blocks):
         tensors |= normed_layer_tensors(block, f"layers.{index}", form)
-    layer = layer_config(form, len(draft_head.blocks))
+    layer = layer_config(form, len(draft_head.blocks)) | _window_config(draft_head.windows)
     taps = _layer_ids(draft_head.taps)
     sliding, causal = [window is not None for window in draft_head.windows], list(draft_head.causal)
-    if any(sliding):
-        layer["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in sliding]
-        layer["sliding_window"], layer["use_sliding_window"] = max(filter(None, draft_head.windows)), True
     if (any(sliding) or any(causal)) and not draft_head.anchored:  # the format of DFlash itself
         config = {**layer, "base_model_name_or_path": verifier}
         config["dflash_config"] = {"mask_token_id": int(masks[0]), "target_layer_ids": [tap - 1 for tap in taps]}

@@ -69,7 +69,9 @@ class HeadRunner:
         form: Config = draft_head.form
         self.cache = Cache((draft_head.cached_layers, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
-        self._graph_pool = draft_head.graph_pool
+        self.cache.with_keys = any(draft_head.windows) and not draft_head.parallel
+        # a captured pass has no positions, from which the mask of a window is made; a parallel head's are in its mask
+        self._graph_pool = None if self.cache.with_keys else draft_head.graph_pool
         self.cache.pool = self._graph_pool
         self._native_tree = draft_head.native_tree()
         self._parallel = draft_head if isinstance(draft_head, ParallelHead) else None

@@ -25,7 +25,7 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
     check_target,
     form_of,
     layer_of,
-    layers_of,
+    no_windows,
     own_embedding,
     proposed,
     tap_of,
@@ -182,7 +182,7 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
 def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
     """EAGLE and EAGLE-2: `fc` and one layer without a norm before its attention; named `fusion_fc` and `transformer` in
     the speculators format."""
-    layers_of(described)
+    no_windows(described)
     take, form = Take(tensors), form_of(described)
     ours = "fusion_fc.weight" in tensors
     fuse, layer = ("fusion_fc", "transformer") if ours else ("fc", "layers.0")
@@ -225,7 +225,8 @@ def _eagle3_of(
     extra: Mapping[str, Any] = {},
     spare: Sequence[str] = (),
 ) -> Made:
-    take, form, layers = Take(tensors), form_of(described), layers_of(described)
+    take, form = Take(tensors), form_of(described)
+    layers = (described.get("transformer_layer_config") or described).get("num_hidden_layers") or 1
     take.left -= set(spare)
     layer = "midlayer" if "midlayer.hidden_norm.weight" in tensors else "layers.0"
     take("lm_head.weight")
@@ -243,6 +244,7 @@ def _eagle3_of(
         own=True,
         own_embedding=own,
         layers=layers,
+        windows=windows_of(described, layers).get("windows", ()),
         normed_residual=bool(described.get("norm_before_residual", False)),
         vocabulary=vocabulary,
         **extra,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,41 @@ class AttentionMask:
     context: Sequence[tuple[Tensor, Tensor]] | None = None  # for each layer keys and values [B, K, C, d] to prepend
     bound: int = 0  # all positions in `layout` are below it
     causal: bool = False  # whether the mask is the plain causal one
+    queries: Tensor | None = None  # [B, Q] their positions behind `context`, for layers with windows
     additive: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """The positions of queries [B|1, Q] and of keys [B|1, C]. Where no layout has them, queries see all tokens
+        before theirs, and token i is in column i, up to the queries' own."""
+        layout, mask, own = self.layout, self.mask, self.queries
+        if layout is not None and layout.keys is not None:
+            return layout.positions, layout.keys
+        columns = layout.columns if mask is None and layout is not None else 0 if mask is None else mask.shape[2]
+        keys = torch.arange(columns, device=self.cos.device)[None]
+        if own is not None:
+            return own, torch.cat([keys[:, : columns - own.shape[1]].expand(len(own), -1), own], 1)
+        if mask is None:
+            return keys[:, -1:], keys
+        return (keys if layout is None else mask.sum(2) - 1), keys
+
+    def root(self) -> tuple[Tensor, Tensor]:
+        """The position [B|1, 1] of a parallel head's root, which sees all of `context` up to it, and its mask."""
+        assert self.context is not None
+        columns = self.context[0][0].shape[2]
+        mask = torch.ones(1, 1, columns, dtype=torch.bool, device=self.cos.device) if self.mask is None else self.mask
+        return mask.sum(2) - 1, mask
+
+    def within(self, window: int | None) -> AttentionMask:
+        """The same for a layer that sees the last `window` positions, a query's own included; None: all."""
+        if window is None:
+            return self
+        queries, keys = self.positions()
+        near = keys[:, None] > queries[..., None] - window
+        return self.narrowed(near if self.mask is None else self.mask & near)
+
+    def narrowed(self, mask: Tensor) -> AttentionMask:
+        """The same with another mask."""
+        return replace(self, mask=mask, layout=None if self.layout is None else replace(self.layout, mask=mask))
 
     def bias(self, group: int, dtype: torch.dtype) -> Tensor | None:
         """The mask as an additive bias [B|1, 1, Q G, C] for scores; computed once a pass."""

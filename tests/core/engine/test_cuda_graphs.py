@@ -113,6 +113,7 @@ def begin_with_bounds(self: Cache, prompts: Any) -> None:
 HEADS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name, method in DRAFTERS.items() if method.draft_head is not None),
     ("eagle3", {"layers": 2}),
+    ("eagle3", {"layers": 2, "windows": (3, None)}),
     ("dflash", {"windows": (3, None), "causal": (True, False)}),
     ("dflash", {"windows": (3, 2), "anchored": True}),
 ]
@@ -138,7 +139,10 @@ def test_trained_drafters_propose_the_same_when_captured(
             histories.append([(step.row, step.emitted, step.drafted, step.path) for step in steps])
         if record is not None and name != "pass":  # PaSS has no network of its own
             pool = draft_head.network.graphs.pool if isinstance(draft_head, Decoder) else draft_head.graph_pool
-            assert pool.captured and pool.replayed > pool.captured
+            if name == "eagle3" and "windows" in options:  # runs eagerly
+                assert not pool.captured
+            else:
+                assert pool.captured and pool.replayed > pool.captured
     assert all(history == histories[0] for history in histories)
 
 

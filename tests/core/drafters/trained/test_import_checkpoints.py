@@ -94,7 +94,9 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
 
 
-def ran(tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor, rotated: int = 8) -> Tensor:
+def ran(
+    tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor, rotated: int = 8, window: int = 99
+) -> Tensor:
     """One Llama layer over [T, ...], two query heads of 8 and one head of keys, causal, positions from 0."""
     count, half = len(read), rotated // 2
     angles = torch.arange(count)[:, None] / 5000.0 ** (torch.arange(0, rotated, 2) / rotated)
@@ -105,7 +107,7 @@ def ran(tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor, rot
         return torch.cat([part * cos + torch.cat([-part[:, half:], part[:, :half]], 1) * sin, rest], 1)
 
     q, k, v = (read @ tensors[f"{at}.self_attn.{one}_proj.weight"].T for one in "qkv")
-    mask = torch.full((count, count), -torch.inf).triu(1)
+    mask = torch.full((count, count), -torch.inf).triu(1) + torch.full((count, count), -torch.inf).tril(-window)
     heads = [torch.softmax(turned(part) @ turned(k).T / 8**0.5 + mask, -1) @ v for part in (q[:, :8], q[:, 8:])]
     x = residual + torch.cat(heads, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
     y = rms(x, tensors[f"{at}.post_attention_layernorm.weight"])
@@ -155,7 +157,13 @@ def eagle3(at: str) -> dict[str, Tensor]:
 
 
 def expected3(
-    tensors: dict[str, Tensor], at: str, model: Any, chain: int, normed: bool = False, rotated: int = 8
+    tensors: dict[str, Tensor],
+    at: str,
+    model: Any,
+    chain: int,
+    normed: bool = False,
+    rotated: int = 8,
+    window: int = 99,
 ) -> Tensor:
     """EAGLE-3 as published: features of the tokens before the root, then its own states, one token at a time."""
     embedding, tokens = model.network.embedding, torch.tensor(TEXT[1:])
@@ -166,7 +174,7 @@ def expected3(
     for step in range(chain + 1):
         entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
         read = torch.cat([rms(embedding[tokens[: len(x)]], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
-        out = ran(tensors, at, entered if normed else x, read, rotated)
+        out = ran(tensors, at, entered if normed else x, read, rotated, window)
         out = second(tensors, out)
         logits.append(rms(out[-1:], tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
         if step < chain:
@@ -183,7 +191,8 @@ def second(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "kind", ["published", "of transformers", "two layers", "speculators", "normed residual", "partial rotary"]
+    "kind",
+    ["published", "of transformers", "two layers", "windows", "speculators", "normed residual", "partial rotary"],
 )
 def test_eagle3(kind: str, tmp_path: Path) -> None:
     published = kind in ("published", "of transformers")
@@ -191,24 +200,31 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
     tensors = eagle3(at)
     config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
     rotated = 4 if kind == "partial rotary" else 8
-    if kind == "two layers":
+    deep = kind in ("two layers", "windows")
+    if deep:
         tensors |= layer("layers.1", 16) | {"layers.1.input_layernorm.weight": drawn(16)}
     if not published:
         normed = kind == "normed residual"
         config = {
             "speculators_model_type": "eagle3",
             "transformer_layer_config": LAYER
-            | {"partial_rotary_factor": rotated / 8, "num_hidden_layers": 2 if kind == "two layers" else 1},
+            | {"partial_rotary_factor": rotated / 8, "num_hidden_layers": 2 if deep else 1},
             "draft_vocab_size": 9,
             "norm_before_residual": normed,
             "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
         }
+    if kind == "windows":
+        config["transformer_layer_config"] |= {"layer_types": ["sliding_attention", "full_attention"]}
+        config["transformer_layer_config"] |= {"sliding_window": 3}
     model: Any = olmo2() if kind == "of transformers" else target(2 if published else None)  # rotates otherwise
     draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     assert isinstance(draft_head, Eagle3Head)
     assert draft_head.words.vocabulary is not None and draft_head.words.vocabulary.tolist() == list(KEPT)
-    wanted = expected3(tensors, at, model, 3, kind == "normed residual", rotated)
+    window = 3 if kind == "windows" else 99
+    wanted = expected3(tensors, at, model, 3, kind == "normed residual", rotated, window)
     torch.testing.assert_close(said(draft_head, model, 3), wanted, atol=2e-4, rtol=1e-4)
+    unrolled = [guess.logits[len(TEXT) - 4] for guess in draft_head.guesses(read(draft_head, model))]  # in training
+    torch.testing.assert_close(torch.stack(unrolled), wanted, atol=2e-4, rtol=1e-4)
     plain, fast = (
         [
             token
@@ -218,7 +234,9 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
         for one in (None, Learned(draft_head.drafts(model), nodes=8))
     )
     assert plain == fast
-    if kind in ("partial rotary", "two layers"):
+    if deep:
+        rows_alike(draft_head, model)
+    if deep or kind == "partial rotary":
         write_speculators(draft_head, tmp_path / "out", "small")
         again = read_foreign(tmp_path / "out", model)
         torch.testing.assert_close(said(again, model, 3), wanted, atol=0.1, rtol=0.05)  # written in 16 bits
@@ -288,8 +306,8 @@ def again_equal(draft_head: Any, model: Any, folder: Path) -> None:
         torch.testing.assert_close(again.state_dict()[name], weight, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_peagle(layers: int, model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layers", "window"), [(1, 99), (2, 99), (2, 4)])
+def test_peagle(layers: int, window: int, model: Any, tmp_path: Path) -> None:
     """P-EAGLE: behind the root, positions of the mask token and a learned state, each attending to those before it."""
     at, count = "layers.0", 3
     own = model.network.embedding + 0.3 * torch.randn_like(model.network.embedding)
@@ -298,6 +316,9 @@ def test_peagle(layers: int, model: Any, tmp_path: Path) -> None:
         tensors |= layer("layers.1", 16) | {"layers.1.input_layernorm.weight": drawn(16)}
     config = speculators("peagle", mask_token_id=2)
     config["transformer_layer_config"] = LAYER | {"num_hidden_layers": layers}
+    if window < 99:
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
+        config["transformer_layer_config"] |= kinds
     draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     taps = states(model, ("layer.1", "layer.3", "layer.5"))[: len(TEXT) - 1]
     read_taps = torch.cat([taps, tensors["mask_hidden"][0].expand(count - 1, -1)])
@@ -305,10 +326,11 @@ def test_peagle(layers: int, model: Any, tmp_path: Path) -> None:
     x = read_taps @ tensors["fc.weight"].T
     entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
     read = torch.cat([rms(own[tokens], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
-    out = second(tensors, ran(tensors, at, x, read))[-count:]
+    out = second(tensors, ran(tensors, at, x, read, window=window))[-count:]
     wanted = rms(out, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
     torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
     drafts_right(draft_head, model)
+    rows_alike(draft_head, model)
     again_equal(draft_head, model, tmp_path)
 
 
@@ -406,10 +428,9 @@ def test_dflash_with_windows(kind: str, model: Any, tmp_path: Path) -> None:
         x = crossed(tensors, f"layers.{index}", context, x, mask)
     wanted = rms(x[1:], tensors["norm.weight"]) @ outputs.T
     torch.testing.assert_close(parallel(draft_head, model), wanted, atol=2e-4, rtol=1e-4)
-    taps = dict(zip(draft_head.taps, states(model, draft_head.taps)[None].chunk(3, 2), strict=True))
-    live = torch.ones(1, len(TEXT), dtype=torch.bool)
-    batch = Batch(torch.tensor([TEXT]), live, live, taps, lambda last, kept: last)
-    trained = draft_head.block_states(batch, torch.tensor([[3, len(TEXT) - 1]]))[0, 1]  # as in training
+    trained = draft_head.block_states(read(draft_head, model), torch.tensor([[3, len(TEXT) - 1]]))[
+        0, 1
+    ]  # as in training
     torch.testing.assert_close(draft_head.words.logits(trained), wanted, atol=2e-4, rtol=1e-4)
     drafts_right(draft_head, model)
     rows_alike(draft_head, model)
@@ -417,6 +438,13 @@ def test_dflash_with_windows(kind: str, model: Any, tmp_path: Path) -> None:
         model.network.embedding.copy_(model.network.embedding.bfloat16())
         draft_head.mask.copy_(draft_head.mask.bfloat16())
     again_equal(draft_head, model, tmp_path)
+
+
+def read(draft_head: Any, model: Any) -> Batch:
+    """The text as the teacher has read it."""
+    taps = dict(zip(draft_head.taps, states(model, draft_head.taps)[None].chunk(3, 2), strict=True))
+    live = torch.ones(1, len(TEXT), dtype=torch.bool)
+    return Batch(torch.tensor([TEXT]), live, live, taps, lambda last, kept: last)
 
 
 def rows_alike(draft_head: Any, model: Any) -> None:
@@ -620,11 +648,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"hidden_size": 24}, "hidden_size of 24, and this target has 16"),
         ({"vocab_size": 50}, "vocab_size of 50, and this target has 40"),
         ({"num_hidden_layers": 2}, "no tensor 'layers.1."),
-        ({"layer_types": ["sliding_attention"]}, "only DFlash"),
+        ({"layer_types": ["sliding_attention"]}, "sliding windows of None tokens"),
     ):
         with pytest.raises(Incompatible, match=message):
             read_foreign(kept_in(tmp_path, tensors, config | wrong), model)
     shape = LAYER | {"layer_types": ["sliding_attention"]}
+    windowed = speculators("eagle", transformer_layer_config=shape | {"sliding_window": 4})
+    with pytest.raises(Incompatible, match="sliding windows, which EAGLE's do not have here"):
+        read_foreign(kept_in(tmp_path, tensors, windowed), model)
     for wrong, message in (
         ({}, "sliding windows of None tokens"),
         ({"sliding_window": 4, "layer_types": ["linear_attention"]}, "expected full or sliding"),
