@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -217,14 +217,7 @@ class TransformersTarget:
 
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        for tap in sorted(needs):
-            if tap not in self.taps:
-                raise unknown("hidden tap", tap, self.taps)
-        longest = max(map(len, prompts))
-        if longest > self.context:
-            raise InvalidOption(
-                f"a prompt has {longest} tokens and the model's context is {self.context}; shorten the prompt"
-            )
+        longest = longest_of(prompts, needs, self.taps, self.context)
         self._needs = needs
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._cache = self._new_cache()
@@ -321,6 +314,17 @@ def _spread(part: Tensor, index: Tensor, count: int, dim: int) -> Tensor:
     shape = list(part.shape)
     shape[dim] = count
     return part.new_zeros(shape).index_copy_(dim, index, part)
+
+
+def longest_of(prompts: Prompts, needs: frozenset[str], taps: Sequence[str], context: int) -> int:
+    """The length of the longest prompt; refuses one beyond the context, and hidden states that the model has not."""
+    for tap in sorted(needs):
+        if tap not in taps:
+            raise unknown("hidden tap", tap, taps)
+    longest = max(map(len, prompts))
+    if longest > context:
+        raise InvalidOption(f"a prompt has {longest} tokens and the model's context is {context}; shorten the prompt")
+    return longest
 
 
 def context_of(config: Any) -> int:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.adapters.hf import TransformersTarget, causal_lm, context_of, default_cache
+from outrider.core.engine.adapters.hf import TransformersTarget, causal_lm, context_of, default_cache, longest_of
 from outrider.core.engine.adapters.tree_by_rows import leaf_paths
-from outrider.core.errors import Incompatible, InvalidOption, unknown
+from outrider.core.errors import Incompatible
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Scores, committed
 
 _REREAD = 16  # committed tokens that are read again with a draft; more are read before it, in a pass of their own
@@ -178,14 +178,7 @@ class RecurrentTarget:
 
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        for tap in sorted(needs):
-            if tap not in self.taps:
-                raise unknown("hidden tap", tap, self.taps)
-        longest = max(map(len, prompts))
-        if longest > self.context:
-            raise InvalidOption(
-                f"a prompt has {longest} tokens and the model's context is {self.context}; shorten the prompt"
-            )
+        longest = longest_of(prompts, needs, self.taps, self.context)
         self._needs = needs
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._rows = [_Row(list(prompt), self._new_cache()) for prompt in prompts]
