@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ class Sampling:
         """Whether a distribution is just the softmax of its logits at some temperature."""
         cut = (self.top_k > 0 and not self.greedy) or self.top_p < 1 or self.min_p > 0
         return not (cut or self.entropy_aware or self.remembers)
+
+    @property
+    def unscaled(self) -> Sampling:
+        """The same penalties and processors at temperature 1, without top-k, top-p and min-p."""
+        return replace(self, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, entropy_aware=False)
 
     @property
     def remembers(self) -> bool:
@@ -267,14 +272,14 @@ class LogitsPipeline:
         counts = torch.zeros(*tokens.shape[:-1], self.vocabulary, device=tokens.device)
         return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
 
-    def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
+    def distribution(self, logits: Tensor, path: Tensor | None = None, *, unscaled: bool = False) -> Distribution:
         """Logits [B, ..., V] and, for penalties and processors, the uncommitted tokens before each row [B, ..., D] ->
-        distributions."""
+        distributions; `unscaled`: at temperature 1 and uncut, whatever the sampling is."""
         if self._emitted is not None:
             logits = self._penalise(logits, path)
         if self._sequences is not None:
             logits = self._process(logits, path)
-        return to_distribution(logits, self.sampling)
+        return to_distribution(logits, self.sampling.unscaled if unscaled else self.sampling)
 
     def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:
         assert self._emitted is not None and self._prompted is not None

@@ -119,6 +119,20 @@ class Scores:
         unless the sampling depends on earlier tokens."""
         if self._all_distributions is not None:
             return self._all_distributions if rows is None else self._all_distributions.rows(rows - self.first)
+        distributions = self._pipeline.distribution(self.logits(rows), self._path(rows))
+        if rows is None and not self.sampling.remembers:
+            self._all_distributions = distributions
+        return distributions
+
+    def softmax(self, rows: Tensor | None = None) -> Distribution:
+        """The same at temperature 1 and uncut, but with penalties and processors, whatever the sampling is: what
+        confidence is read from."""
+        if self.sampling == self.sampling.unscaled:
+            return self.distributions(rows)
+        return self._pipeline.distribution(self.logits(rows), self._path(rows), unscaled=True)
+
+    def _path(self, rows: Tensor | None) -> Tensor | None:
+        """The drafted tokens before each row, if the sampling depends on them."""
         path = None
         if self.sampling.remembers and self.draft.size:
             paths = self.draft.path_tokens()
@@ -126,10 +140,7 @@ class Scores:
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
                 path = torch.where(path < self.vocabulary, path, -1)  # probes with embeddings are not tokens
-        distributions = self._pipeline.distribution(self.logits(rows), path)
-        if rows is None and not self.sampling.remembers:
-            self._all_distributions = distributions
-        return distributions
+        return path
 
     def position(self, row: Tensor) -> Tensor:
         """The position in its sequence of the token after each row [B, ...]; the prompt's first token has 0."""

@@ -1,7 +1,8 @@
-"""Policies that decide how many tokens to draft. A policy decides before each draw, from the distribution of the next
-token: a decision that depended on the drawn token would bias the output at temperature > 0.
+"""Policies that decide how many tokens to draft. A policy decides before each draw, from the drafter's distribution of
+the next token: a decision that depended on the drawn token would bias the output at temperature > 0.
 
-Independent of drafters.
+That distribution is the softmax at temperature 1 (`Scores.softmax`), whatever tokens are drawn from: at temperature 0
+they are drawn from a point mass, whose highest probability says nothing. Independent of drafters.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ class Policy(Protocol):
 
     max_length: int  # of any draft
 
+    @property
+    def reads_distribution(self) -> bool: ...  # whether `more` does; if not, any distribution of B rows may be given
     def begin(self, rows: int, device: torch.device) -> None: ...
     def start(self) -> Tensor: ...  # [B] maximum number of tokens to draft in this round, per row
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        """Whether to draw another token, from this distribution [B, S] -> [B] bool."""
+        """Whether to draw another token [B] bool, by the drafter's softmax at temperature 1 [B, S]."""
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None: ...  # [B], [B]
 
@@ -57,6 +60,10 @@ class Fixed:
     def __post_init__(self) -> None:
         self.max_length = _length(self.length)
 
+    @property
+    def reads_distribution(self) -> bool:
+        return False
+
     def begin(self, rows: int, device: torch.device) -> None:
         self._lengths = torch.full((rows,), self.length, device=device)
 
@@ -79,6 +86,10 @@ class Confidence(Fixed):
     length: int = 8
     threshold: float = 0.4
 
+    @property
+    def reads_distribution(self) -> bool:
+        return True
+
     def more(self, distribution: Distribution, depth: int) -> Tensor:
         return distribution.probs.amax(-1) >= self.threshold
 
@@ -95,6 +106,10 @@ class DraftExit(Fixed):
     step: float = 0.01
     acceptance_decay: float = 0.5
     threshold_decay: float = 0.9
+
+    @property
+    def reads_distribution(self) -> bool:
+        return True
 
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
@@ -208,6 +223,10 @@ class Risk(Fixed):
         if not 0 < self.threshold < 1:
             raise InvalidOption(f"threshold is {self.threshold}; it must be between 0 and 1")
         self._head = self.head if callable(self.head) else AcceptanceHead(self.head)
+
+    @property
+    def reads_distribution(self) -> bool:
+        return not self.tap
 
     def start(self) -> Tensor:
         self._all_accepted = torch.ones(len(self._lengths), dtype=torch.float64, device=self._lengths.device)

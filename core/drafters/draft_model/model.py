@@ -114,7 +114,7 @@ class DraftModel(_ModelDrafter):
             row = torch.full_like(wanted, depth)[:, None]
             drawn = self._draw_rows(scores, row, rng, depth)
             distribution = scores.distributions(row) if drawn is None else drawn[1]  # [B, 1, S]
-            going = going & (wanted > depth) & self._more(scores, distribution, depth)
+            going = going & (wanted > depth) & self._more(scores, row, distribution, depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
             sample = rng.sample(distribution.column(0), depth, Purpose.DRAW, going) if drawn is None else drawn[0]
@@ -125,12 +125,13 @@ class DraftModel(_ModelDrafter):
         self._drafted = draft.live.sum(1)
         return Draft.drawn(draft.tokens, concatenated(distributions), draft.live) if distributions else draft
 
-    def _more(self, scores: Scores, distribution: Distribution, depth: int) -> Tensor:
-        """The policy's decision [B] for a distribution [B, 1, S]."""
+    def _more(self, scores: Scores, row: Tensor, distribution: Distribution, depth: int) -> Tensor:
+        """The policy's decision [B] for a row [B, 1] of the scores, whose tokens are drawn from `distribution`."""
         if self._state_policy is not None:
             assert self._state_policy.tap is not None
             self._state_policy.see(scores.hidden[self._state_policy.tap][:, -1])
-        return self.policy.more(distribution.column(0), depth)
+        read = scores.softmax(row) if self.policy.reads_distribution else distribution
+        return self.policy.more(read.column(0), depth)
 
     def _draw_chain(self, length: int, rng: CounterRNG) -> Draft | None:
         """A single row's chain of fixed length in one call, if the model supports that; else None."""
@@ -281,9 +282,7 @@ def concatenated(distributions: Sequence[Distribution]) -> Distribution:
 def softened(sampling: Sampling) -> Sampling:
     """The sampling settings for trees of fixed guesses, which rank tokens: temperature 1 instead of 0, at which a
     distribution has a single entry."""
-    if not sampling.greedy:
-        return sampling
-    return replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    return sampling.unscaled if sampling.greedy else sampling
 
 
 class TopKTree(_Tree):
@@ -318,7 +317,8 @@ class TopKTree(_Tree):
 class DynamicTree(_ModelDrafter):
     """A tree that grows where the model is confident (EAGLE-2, arXiv 2406.16858). Each level expands the `width` most
     probable nodes; of all candidates the `nodes` most probable are kept, if their probability reaches
-    `min_probability`. Its nodes are fixed guesses, so the shape may depend on them."""
+    `min_probability`. Probabilities are the model's at temperature 1, or at the settings `sampling`, however the target
+    samples. Its nodes are fixed guesses, so the shape may depend on them."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class DynamicTree(_ModelDrafter):
         min_probability: float = 0.0,
         sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(model, sampling)
+        super().__init__(model, None if sampling is None else softened(sampling))
         if min(nodes, width, depth) < 1 or not 0 <= min_probability < 1:
             raise InvalidOption(
                 f"nodes={nodes}, width={width}, depth={depth}, min_probability={min_probability}: the first three must "
@@ -341,7 +341,7 @@ class DynamicTree(_ModelDrafter):
         self._grower = model if isinstance(model, TreeGrowing) else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        super().begin(prefill, prompts, softened(sampling))
+        super().begin(prefill, prompts, sampling.unscaled)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)

@@ -40,8 +40,9 @@ class FixedChain(DraftModel):
         going = wanted > 0
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
-            distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])
-            going = going & (wanted > depth) & self._more(scores, distribution, depth)
+            row = torch.full_like(wanted, depth)[:, None]
+            distribution = scores.distributions(row)
+            going = going & (wanted > depth) & self._more(scores, row, distribution, depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
             ids, probs = distribution.column(0).top(1)

@@ -32,13 +32,13 @@ class _Reduced(LogitsPipeline):
 
     ids: Tensor | None = None
 
-    def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
+    def distribution(self, logits: Tensor, path: Tensor | None = None, *, unscaled: bool = False) -> Distribution:
         if self.ids is None:
-            return super().distribution(logits, path)
+            return super().distribution(logits, path, unscaled=unscaled)
         if self.sampling.remembers:
             whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
-            return super().distribution(whole.index_copy_(-1, self.ids, logits), path)
-        distribution = to_distribution(logits, self.sampling)
+            return super().distribution(whole.index_copy_(-1, self.ids, logits), path, unscaled=unscaled)
+        distribution = to_distribution(logits, self.sampling.unscaled if unscaled else self.sampling)
         tokens = (
             self.ids.expand_as(distribution.probs) if distribution.tokens is None else self.ids[distribution.tokens]
         )
