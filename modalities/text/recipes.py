@@ -19,6 +19,7 @@ from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.drafters.trained.import_checkpoints import read_foreign
 from outrider.core.engine.adapters.hf import TransformersTarget
+from outrider.core.engine.adapters.recurrent import RecurrentTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
@@ -245,7 +246,7 @@ def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
             f"there is no file {path}; give a file of trained weights, or the folder or hub id (owner/name) of a "
             "published draft head"
         )
-    if not isinstance(target, Decoder) and not (published and isinstance(target, TransformersTarget)):
+    if not isinstance(target, Decoder) and not (published and isinstance(target, TransformersTarget | RecurrentTarget)):
         raise Incompatible(
             f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}; a causal "
             "language model of transformers takes published heads, in a folder or by hub id"

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider import text
-from outrider.core.assets.store import AssetError
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.trained.head_runner import HeadRunner
@@ -60,7 +59,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "DeepseekV3": LATENT,
     "Glm4Moe": {"num_key_value_heads": 2, "head_dim": 8, "use_qk_norm": True, "attention_bias": True},
     "Glm4MoeLite": LATENT,
+    "Qwen3Next": {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
 }
+DEEPSEEK = ("n_routed_experts", "n_shared_experts", "n_group", "topk_group", "first_k_dense_replace")
+DEEPSEEK += ("num_nextn_predict_layers", "routed_scaling_factor")  # what Qwen3-Next's config has not
+QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head.norm": "norm", "eh_proj": "fc"}
 
 
 def written(folder: Path, kind: str, tiny: SimpleNamespace, copies: bool = False) -> Path:
@@ -70,7 +83,9 @@ def written(folder: Path, kind: str, tiny: SimpleNamespace, copies: bool = False
     (folder / "model.safetensors").unlink()
     (folder / "generation_config.json").unlink()
     torch.manual_seed(3)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE, **KINDS[kind])
+    qwen = kind == "Qwen3Next"
+    shape = {name: value for name, value in SHAPE.items() if not (qwen and name in DEEPSEEK)}
+    config = getattr(transformers, f"{kind}Config")(**shape, **KINDS[kind])
     models = [getattr(transformers, f"{kind}ForCausalLM")(config).float() for _ in range(2)]
     tensors: list[dict[str, Tensor]] = []
     for model in models:
@@ -90,17 +105,35 @@ def written(folder: Path, kind: str, tiny: SimpleNamespace, copies: bool = False
     own[f"{at}.eh_proj.weight"] = torch.randn(32, 64) / 6
     own[f"{at}.embed_tokens.weight"] = own["model.embed_tokens.weight"].clone()
     own[f"{at}.shared_head.head.weight"] = own["lm_head.weight"].clone()
+    if qwen:  # whose norms multiply by 1 + weight
+        own |= {
+            f"{at}.{name}.weight": own[f"{at}.{name}.weight"] - 1 for name in ("enorm", "hnorm", "shared_head.norm")
+        }
     if copies:
         for name in own:
-            if name.endswith(("o_proj.weight", "down_proj.weight", "o_proj.bias")):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "o_proj.bias", "out_proj.weight")):
                 own[name] = torch.zeros_like(own[name])
-        own[f"{at}.enorm.weight"] = torch.ones(32)
+        own[f"{at}.enorm.weight"] = torch.full((32,), 0.0 if qwen else 1.0)
         own[f"{at}.shared_head.norm.weight"] = own["model.norm.weight"].clone()
         own[f"{at}.eh_proj.weight"] = torch.eye(32, 64)  # the embedding comes first
+    if qwen:
+        own = {
+            published(name): one
+            for name, one in own.items()
+            if name not in (f"{at}.embed_tokens.weight", f"{at}.shared_head.head.weight")
+        }
     save_file(own, folder / "model.safetensors", {"format": "pt"})
     described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(described | {"num_nextn_predict_layers": 1}))
+    (folder / "config.json").write_text(json.dumps(described | ({} if qwen else {"num_nextn_predict_layers": 1})))
     return folder
+
+
+def published(name: str) -> str:
+    """Qwen3-Next's name of a tensor."""
+    part = name.removeprefix("model.layers.2.").removesuffix(".weight")
+    if not name.startswith("model.layers.2."):
+        return name
+    return f"mtp.{QWEN[part]}.weight" if part in QWEN else name.replace("model.layers.2.", "mtp.layers.0.")
 
 
 def rms(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -146,6 +179,32 @@ def grouped_attention(w: dict[str, Tensor], x: Tensor, config: dict[str, Any]) -
     return attended(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)) @ w["o_proj.weight"].T
 
 
+def gated_attention(w: dict[str, Tensor], x: Tensor, config: dict[str, Any]) -> Tensor:
+    """Qwen3-Next's: half of the query projection gates the output; a quarter of each head is rotated."""
+    theta = config["rope_parameters"]["rope_theta"]
+    q, gate = (x @ w["q_proj.weight"].T).view(len(x), 4, 16).chunk(2, -1)
+    k, v = ((x @ w[f"{n}_proj.weight"].T).view(len(x), 2, 8) for n in "kv")
+    q, k = rms(q, 1 + w["q_norm.weight"]), rms(k, 1 + w["k_norm.weight"])
+    q, k = (torch.cat([rotated(one[..., :2], theta, False), one[..., 2:]], -1) for one in (q, k))
+    out = attended(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+    return (out * gate.flatten(1).sigmoid()) @ w["o_proj.weight"].T
+
+
+def gated_mixture(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Qwen3-Next's experts: the three likeliest, and a shared one with a gate."""
+
+    def mlp(at: str, y: Tensor) -> Tensor:
+        inner = F.silu(y @ w[f"{at}.gate_proj.weight"].T) * (y @ w[f"{at}.up_proj.weight"].T)
+        return inner @ w[f"{at}.down_proj.weight"].T
+
+    out = mlp("shared_expert", x) * (x @ w["shared_expert_gate.weight"].T).sigmoid()
+    for token, scores in enumerate((x @ w["gate.weight"].T).softmax(-1)):
+        chosen = scores.topk(3).indices
+        for expert in chosen.tolist():
+            out[token] += scores[expert] / scores[chosen].sum() * mlp(f"experts.{expert}", x[token])
+    return out
+
+
 def mixture(w: dict[str, Tensor], x: Tensor) -> Tensor:
     """DeepSeek-V3's experts: the best two of four groups by their two best affinities; the bias only chooses."""
 
@@ -171,15 +230,23 @@ def expected(folder: Path, hidden: Tensor, tokens: Tensor, chain: int) -> Tensor
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     at = "model.layers.2."
     w = {name.removeprefix(at): tensor for name, tensor in tensors.items() if name.startswith(at)}
+    attention, experts = latent_attention if "kv_lora_rank" in config else grouped_attention, mixture
+    if config["model_type"] == "qwen3_next":
+        attention, experts = gated_attention, gated_mixture
+        at = "mtp.layers.0."
+        w = {name.removeprefix(at): tensor for name, tensor in tensors.items() if name.startswith(at)}
+        w |= {f"{ours}.weight": tensors[f"mtp.{theirs}.weight"] for ours, theirs in QWEN.items()}
+        w = {name: 1 + one if name.endswith("norm.weight") and "attn" not in name else one for name, one in w.items()}
+        w |= {"embed_tokens.weight": tensors["model.embed_tokens.weight"]}
+        w |= {"shared_head.head.weight": tensors["lm_head.weight"]}
     parts = [{n.removeprefix(f"{p}."): t for n, t in w.items() if n.startswith(p)} for p in ("self_attn", "mlp")]
-    attention = latent_attention if "kv_lora_rank" in config else grouped_attention
     logits, x = [], hidden[: len(tokens) - chain]
     for _ in range(chain + 1):
         embedded = rms(w["embed_tokens.weight"][tokens[: len(x)]], w["enorm.weight"], config["rms_norm_eps"])
         both = torch.cat([embedded, rms(x, w["hnorm.weight"], config["rms_norm_eps"])], 1)
         y = both @ w["eh_proj.weight"].T
         y = y + attention(parts[0], rms(y, w["input_layernorm.weight"], config["rms_norm_eps"]), config)
-        y = y + mixture(parts[1], rms(y, w["post_attention_layernorm.weight"], config["rms_norm_eps"]))
+        y = y + experts(parts[1], rms(y, w["post_attention_layernorm.weight"], config["rms_norm_eps"]))
         out = rms(y[-1:], w["shared_head.norm.weight"], config["rms_norm_eps"])
         logits.append(out @ w["shared_head.head.weight"].T)
         x = torch.cat([x, out])
@@ -299,28 +366,6 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, tiny: SimpleNa
     refused(tensors, "2 MTP layers of 'deepseek_v3'", num_nextn_predict_layers=2)
     refused(tensors, "1 MTP layers of 'mimo'", model_type="mimo")
     refused(tensors, "of a 'glm4_moe', and this target is another model", model_type="glm4_moe")
-
-
-def test_a_target_with_a_recurrent_state_is_refused_before_its_mtp_layer(tmp_path: Path, tiny: SimpleNamespace) -> None:
-    """Qwen3-Next stores `mtp.*`; its linear attention keeps a recurrent state."""
-    folder = tiny.write(tmp_path / "next")
-    (folder / "model.safetensors").unlink()
-    config = transformers.Qwen3NextConfig(
-        **{name: value for name, value in SHAPE.items() if name not in ("n_routed_experts", "n_group", "topk_group")},
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        shared_expert_intermediate_size=24,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    )
-    transformers.Qwen3NextForCausalLM(config).save_pretrained(folder)
-    with pytest.raises((Incompatible, AssetError), match="draft heads need a target") as error:
-        text.load(folder, dtype="float32", head=folder)
-    assert "\n" not in str(error.value)
 
 
 def eagle3_head(folder: Path, layers: int) -> Path:

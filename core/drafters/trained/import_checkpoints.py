@@ -36,6 +36,7 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.target_mtp import KINDS as TARGET_KINDS
 from outrider.core.drafters.trained.target_mtp import read_target_mtp
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
@@ -82,7 +83,7 @@ def _kind(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         return "eagle3"
     if "fc.weight" in tensors and "layers.0.mlp.up_proj.weight" in tensors:
         return "eagle"
-    if described.get("num_nextn_predict_layers"):
+    if described.get("num_nextn_predict_layers") or described.get("model_type") in TARGET_KINDS:
         return "target's mtp"
     if any(name.startswith("mtp.") for name in tensors):
         return "mtp"

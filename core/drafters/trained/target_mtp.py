@@ -1,8 +1,9 @@
-"""The MTP layer within a target's own checkpoint (DeepSeek-V3, arXiv 2412.19437; GLM-4.5), which transformers drops.
+"""The MTP layer within a target's own checkpoint, which transformers drops: DeepSeek-V3's (arXiv 2412.19437), GLM-4.5's
+and Qwen3-Next's.
 
 Its decoder layer is one of transformers' own class, so latent attention and mixtures of experts are computed as in the
 target; its keys and values are in the head runner's cache. Names: `enorm`, `hnorm`, `eh_proj`, `shared_head.norm` and
-the layer's own, at `model.layers.N`, N the number of layers. Not trained here.
+the layer's own, at `model.layers.N`, N the number of layers; Qwen3-Next's are at `mtp`. Not trained here.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from outrider.core.drafters.trained.checkpoint_tensors import Take, own_embeddin
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.adapters.model_parts import extra_layer
+from outrider.core.engine.adapters.recurrent import RecurrentTarget
 from outrider.core.engine.checkpoints import readable
 from outrider.core.engine.trainable.block import AttentionMask
 from outrider.core.engine.trainable.shared_embedding import for_inference
 from outrider.core.errors import Incompatible
 
-KINDS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # model types whose checkpoints have such a layer
+KINDS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next")  # model types whose checkpoints have such a layer
+_QWEN = {
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+    "mtp.layers.0.": "",
+}
 _PARTS = ("enorm", "hnorm", "eh_proj", "embed_tokens", "shared_head")
 
 
@@ -87,7 +96,8 @@ class TransformersLayer(nn.Module):
     def weight_bytes(self) -> int:
         """The bytes that a pass of one token reads: of the routed experts only the chosen ones."""
         config = self.parts[1].config
-        part = getattr(config, "num_experts_per_tok", 1) / getattr(config, "n_routed_experts", 1)
+        experts = getattr(config, "n_routed_experts", None) or getattr(config, "num_experts", None) or 1
+        part = min(getattr(config, "num_experts_per_tok", 1) / experts, 1)
         weights = self.parts[0].named_parameters()
         return sum(
             int(weight.numel() * weight.element_size() * (part if ".experts." in name else 1))
@@ -117,16 +127,20 @@ def read_target_mtp(
     described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any
 ) -> tuple[TargetMtp, dict[str, Tensor]]:
     """The MTP layer of a target's checkpoint, and its weights by their names in the head."""
-    kind, count = described.get("model_type"), described.get("num_nextn_predict_layers")
+    kind = described.get("model_type")
+    count = described.get("num_nextn_predict_layers", 1 if kind == "qwen3_next" else None)
     if kind not in KINDS or count != 1:
         raise Incompatible(
             f"the checkpoint has {count} MTP layers of '{kind}', which can't be read; one layer of {', '.join(KINDS)} "
             "can. Decode this target without it, for instance with drafter='auto'"
         )
-    if not isinstance(target, TransformersTarget) or target.model.config.model_type != kind:
+    if not isinstance(target, TransformersTarget | RecurrentTarget) or target.model.config.model_type != kind:
         raise Incompatible(f"the MTP layer is of a '{kind}', and this target is another model; give its own checkpoint")
-    stored, at = readable(described, tensors), f"model.layers.{described['num_hidden_layers']}."
-    named = {name.removeprefix(at): stored[name] for name in stored if name.startswith(at)}
+    names = _QWEN if kind == "qwen3_next" else {f"model.layers.{described['num_hidden_layers']}.": ""}
+    stored = readable(described, tensors)
+    named = {
+        name.replace(at, ours, 1): stored[name] for at, ours in names.items() for name in stored if name.startswith(at)
+    }
     take = Take({name: tensor for name, tensor in named.items() if name.startswith(_PARTS)})
     weights = {
         "chain.0.embedded.weight": take("enorm.weight"),
@@ -134,6 +148,8 @@ def read_target_mtp(
         "chain.0.fuse.weight": take("eh_proj.weight"),
         "norm.weight": take("shared_head.norm.weight"),
     }
+    if kind == "qwen3_next":  # its norms multiply by 1 + weight
+        weights |= {name: 1 + tensor.float() for name, tensor in weights.items() if "fuse" not in name}
     rows = named.get("shared_head.head.weight")
     take.left.discard("shared_head.head.weight")
     theirs: Any = target.network.head

@@ -17,7 +17,15 @@ from outrider.core.engine.network import Network
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 
-_ONE_LAYER = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_layer_types": ["sparse"], "vocab_size": 1}
+_ONE_LAYER: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "first_k_dense_replace": 0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "mlp_layer_types": ["sparse"],
+    "vocab_size": 1,
+}
 
 
 def shared_weights(model: Any) -> Network:

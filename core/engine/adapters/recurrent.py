@@ -12,6 +12,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,10 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.adapters.hf import TransformersTarget, causal_lm, context_of, default_cache, longest_of
+from outrider.core.engine.adapters.model_parts import shared_weights
 from outrider.core.engine.adapters.tree_by_rows import leaf_paths
+from outrider.core.engine.network import Network
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Scores, committed
 
@@ -140,6 +144,15 @@ class RecurrentTarget:
                 f"{type(model).__name__} reads one token per pass once it has a state (three at once gave other "
                 "logits), so that drafts would cost a pass per token; decode it with transformers' own generate()"
             )
+
+    @cached_property
+    def network(self) -> Network:
+        """What draft heads share with the model; has no layers."""
+        return shared_weights(self.model)
+
+    @property
+    def config(self) -> Config:
+        return self.network.config
 
     def _new_cache(self) -> Any:
         return _State() if self._argument == "state" else default_cache(self.model)
