@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.adapters.model_parts import shared_weights
+from outrider.core.engine.adapters.model_parts import shared_weights, tapped
 from outrider.core.engine.adapters.tree_by_rows import BranchScorer
 from outrider.core.engine.kv_cache.cache import (
     Rows,
@@ -136,15 +136,7 @@ class TransformersTarget:
             use_cache=True,
             output_hidden_states=bool(self._needs),
         )
-        names = dict(zip(self.taps, out.hidden_states or (), strict=False)) if self._needs else {}
-        if self._needs:
-            names["last"] = out.hidden_states[-1]
-            if names["last"].dim() != 3:
-                raise Incompatible(
-                    f"{type(self.model).__name__} has several hidden states per token, which drafters do not read; use "
-                    "one that needs none, such as 'prompt-lookup'"
-                )
-        return interface.logits(out), {tap: names[tap] for tap in self._needs}
+        return interface.logits(out), tapped(self.model, self.taps, out, self._needs)
 
     def _takes_positions_from_columns(self, config: Any) -> bool:
         """Whether the class derives positions from cache columns, because it takes no position ids or has local

@@ -6,7 +6,7 @@ Independent of caches of the model, drafts and draft heads. transformers is impo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,20 @@ _ONE_LAYER: dict[str, Any] = {
     "mlp_layer_types": ["sparse"],
     "vocab_size": 1,
 }
+
+
+def tapped(model: Any, taps: Sequence[str], output: Any, needs: Collection[str]) -> dict[str, Tensor]:
+    """The hidden states [B, Q, D] of a pass at the taps that are needed."""
+    if not needs:
+        return {}
+    states = output.hidden_states
+    if states[-1].dim() != 3:
+        raise Incompatible(
+            f"{type(model).__name__} has several hidden states per token, which drafters do not read; use one that "
+            "needs none, such as 'prompt-lookup'"
+        )
+    named = dict(zip(taps, states, strict=False)) | {"last": states[-1]}
+    return {tap: named[tap] for tap in needs}
 
 
 def shared_weights(model: Any) -> Network:

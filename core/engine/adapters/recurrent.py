@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.adapters.hf import TransformersTarget, causal_lm, context_of, default_cache, longest_of
-from outrider.core.engine.adapters.model_parts import shared_weights
+from outrider.core.engine.adapters.model_parts import shared_weights, tapped
 from outrider.core.engine.adapters.tree_by_rows import leaf_paths
 from outrider.core.engine.network import Network
 from outrider.core.engine.types import Config
@@ -167,10 +167,8 @@ class RecurrentTarget:
         out = self.model(**given, use_cache=True, output_hidden_states=bool(self._needs))
         if isinstance(cache, _State):
             cache.value = out.state
-        names = {} if not self._needs else dict(zip(self.taps, out.hidden_states, strict=False))
-        if self._needs:
-            names["last"] = out.hidden_states[-1]
-        return out.logits[0, :, : self.vocabulary], {tap: names[tap][0] for tap in self._needs}
+        hidden = tapped(self.model, self.taps, out, self._needs)
+        return out.logits[0, :, : self.vocabulary], {tap: states[0] for tap, states in hidden.items()}
 
     @torch.no_grad()
     def _continues(self) -> bool:
