@@ -34,7 +34,7 @@ from outrider.app.commands.simulate import simulate
 from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
 from outrider.app.commands.train import train
-from outrider.app.interrupt import ended_by_signals
+from outrider.app.interrupt import end_now, ended_by_signals
 from outrider.app.options import (
     DEVICE,
     DTYPE,
@@ -96,8 +96,8 @@ def main() -> None:
         try:
             cli()
         except SystemExit as stop:
-            if received and stop.code:  # a command that was ended in time is no failure
-                sys.exit(128 + received[0])
+            if received:
+                end_now(128 + received[0] if stop.code else 0)  # a command that ended in order is no failure
             raise
         except Exception as error:
             from outrider.core.errors import OutriderError

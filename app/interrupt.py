@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _DEADLINE = 1.5  # seconds
 _ROUNDS = 20  # of killing, before this process ends in any case
@@ -50,6 +51,15 @@ def ended_by_signals() -> Iterator[list[int]]:
             for number, handler in zip(_SIGNALS, before, strict=True):
                 signal.signal(number, handler)
             os.close(writing)
+
+
+def end_now(code: int) -> NoReturn:
+    """End this process and those below it without the interpreter's tidying up, which takes seconds."""
+    kill_children()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _watch(reading: int) -> None:
