@@ -32,7 +32,7 @@ class AssetError(OutriderError):
 
 
 def read_json(path: Path, *, runs_code: bool = True) -> dict[str, Any]:
-    """A third-party config file; raises if it is no dictionary, or names code to run that its reader could run."""
+    """A third-party config file; raises if it is no dictionary, or needs code of its own that its reader could run."""
     if path.exists() and not path.is_file():
         raise AssetError(f"{path} is not a regular file")
     if path.stat().st_size > _MAX_JSON:
@@ -43,9 +43,18 @@ def read_json(path: Path, *, runs_code: bool = True) -> dict[str, Any]:
         raise AssetError(f"{path} is not JSON: {str(error)[:100]}") from None
     if not isinstance(config, dict):
         raise AssetError(f"{path} holds a {type(config).__name__}; expected a dictionary")
-    if runs_code and config.get("auto_map"):
+    if runs_code and config.get("auto_map") and not _known_to_transformers(config.get("model_type")):
         raise AssetError(f"{path} names code of its own to run (auto_map), which is not supported")
     return config
+
+
+def _known_to_transformers(model_type: object) -> bool:
+    """Whether transformers has classes of this type, which take the place of code that a config names."""
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    except ImportError:
+        return False
+    return model_type in CONFIG_MAPPING_NAMES
 
 
 @contextmanager

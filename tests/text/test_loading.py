@@ -130,7 +130,7 @@ def test_recurrent_state_raises_with_the_reason(tiny: SimpleNamespace, tmp_path:
     folder = tiny.write(tmp_path / "mamba")
     config = MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4)
     MambaForCausalLM(config).save_pretrained(folder)
-    with pytest.raises(Incompatible, match="recurrent state"):
+    with pytest.raises(Incompatible, match="reads one token per pass once it has a state"):
         text.load(folder, dtype="float32")
 
 
@@ -162,7 +162,11 @@ def _remove(name: str) -> Any:
         (_without("model.layers.1.mlp.up_proj.weight"), CheckpointError, "no tensor 'model.layers.1.mlp.up_proj"),
         (_config(hidden_size=64), CheckpointError, "has the shape"),
         (_config(model_type="no_such_architecture"), AssetError, "transformers can't load .*no_such_architecture"),
-        (_config(auto_map={"AutoModelForCausalLM": "x--y.Z"}), AssetError, "code of its own"),
+        (
+            _config(model_type="no_such_architecture", auto_map={"AutoModelForCausalLM": "x--y.Z"}),
+            AssetError,
+            "code of its own",
+        ),
         (_config(vocab_size=250), OutriderError, "has the shape|belong together"),
         (_remove("config.json"), LoadError, "no config.json"),
         (_remove("model.safetensors"), AssetError, "no safetensors"),
@@ -224,6 +228,24 @@ def test_a_cache_of_8_bits(folder: Path, dtype: str) -> None:
     assert lm.target().slot_bytes < exact.target().slot_bytes  # type: ignore[attr-defined]
     with pytest.raises(OutriderError, match="int8"):
         text.load(folder, kv_cache_dtype="int3")
+
+
+@pytest.mark.parametrize("by_transformers", [False, True])
+def test_code_beside_a_known_class_is_not_run(
+    by_transformers: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the published folders of Phi-3 and DeepSeek-V3, whose classes transformers has by now."""
+    copy = shutil.copytree(folder, tmp_path / "m")
+    (copy / "configuration_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass X: pass\n")
+    names = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "configuration_x.X"}
+    config = json.loads((copy / "config.json").read_text()) | {"auto_map": names}
+    (copy / "config.json").write_text(json.dumps(config))
+    if by_transformers:
+        refuse = CheckpointError("not on our own decoder")
+        monkeypatch.setattr(loading.checkpoints, "parse_config", lambda described: (_ for _ in ()).throw(refuse))
+    lm = text.load(copy, dtype="float32")
+    assert isinstance(lm.target(), TransformersTarget) == by_transformers
+    assert lm.generate("the cat", max_new_tokens=4).tokens and not (tmp_path / "ran").exists()
 
 
 def test_too_little_memory_is_said_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
