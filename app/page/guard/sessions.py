@@ -63,7 +63,8 @@ def forget(page: gr.Blocks, session: str) -> None:
 def abandoned(page: gr.Blocks, session: str) -> bool:
     """Whether the visitor closed the connection on which the results of a running event were expected."""
     jobs = [event for events in page._queue.active_jobs for event in events or ()]
-    return any(event.session_hash == session and not event.alive for event in jobs)
+    closed = session not in page._queue.pending_messages_per_session
+    return closed or any(event.session_hash == session and not event.alive for event in jobs)
 
 
 def waiting_runs(page: gr.Blocks) -> int:

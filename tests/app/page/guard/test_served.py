@@ -38,13 +38,13 @@ STEP = {"row": 0, "emitted": [1, 2, 3], "sources": ["drafted", "drafted", "bonus
 class Endless:
     """A run that ends only when it is cancelled."""
 
-    running = threading.Event()
+    running, over = threading.Event(), threading.Event()  # `over` frees the model thread for other tests
 
     def __init__(self) -> None:
         self.step = Step(row=0, index=0, emitted=(1,), sources=("bonus",))
 
     def __iter__(self) -> Iterator[Step]:
-        while True:
+        while not self.over.is_set():
             self.running.set()
             time.sleep(0.005)
             yield self.step
@@ -108,6 +108,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         page, address = serve(browser=False, own=backends, access=Access(password=PASSWORD))
         made = Served(page, address)
         yield made
+        Endless.over.set()
         made.http.close()
         page.close(verbose=False)
     with warnings.catch_warnings():
