@@ -69,13 +69,17 @@ def _copied(value: Any) -> Any:
 
 
 def _saved(cache: Any) -> list[dict[str, Any]]:
-    """A copy of the recurrent states; keys and values, which can be cut back, by their number."""
+    """A copy of the recurrent states, and of keys and values within a window; others, which can be cut back, by their
+    number."""
     if isinstance(cache, _State):
         return [{"value": _copied(cache.value)}]
     layers = []
     for layer in cache.layers:
-        parts = {name: value for name, value in vars(layer).items() if name not in ("keys", "values")}
-        keys = vars(layer).get("keys")
+        parts, keys = dict(vars(layer)), vars(layer).get("keys")
+        if not getattr(layer, "is_sliding", False):
+            parts = {name: value for name, value in parts.items() if name not in ("keys", "values")}
+        else:
+            keys = None
         layers.append(
             _copied(parts) | {"count": keys.shape[2] if isinstance(keys, Tensor) and keys.dim() > 2 else None}
         )

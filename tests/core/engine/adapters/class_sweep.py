@@ -199,7 +199,7 @@ def table(outcomes: Sequence[Outcome], version: str) -> str:
             trees = {"mask": "one pass", "state": "a pass per leaf"}.get(found.why, "a row per leaf")
             rows["equal"].append(f"| `{found.model_type}` | {found.name} | {trees} |")
         elif found.kind == "refused":
-            reason = why.removeprefix(found.name).partition(", so rejected")[0].strip()
+            reason = why.removeprefix(found.name).partition(", so ")[0].strip()
             rows["refused"].append(f"| `{found.model_type}` | {found.name} | {reason} |")
         else:
             rows[found.kind].append(f"`{found.model_type}`")

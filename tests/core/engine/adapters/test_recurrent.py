@@ -27,14 +27,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import class_sweep
 
 WORDS = class_sweep.WORDS
-NAMES = ["rwkv", "lfm3", "olmo_hybrid"]  # a state alone, and two kinds between layers of attention
+# a state alone, two kinds between layers of attention, and one within layers with a window
+NAMES = ["rwkv", "lfm3", "olmo_hybrid", "inkling_text"]
 PROMPTS = [[7, 21, 33, 21, 33, 8, 21], [5, 40, 11], [2]]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @cache
 def made(name: str) -> Any:
-    return class_sweep.model_of(name)
+    model = class_sweep.model_of(name)
+    if name == "inkling_text":
+        model.config.sliding_window = 8  # shorter than the texts here
+    return model
 
 
 def fresh(model: Any, text: list[int]) -> torch.Tensor:
@@ -48,7 +52,7 @@ def fresh(model: Any, text: list[int]) -> torch.Tensor:
 def test_audit(name: str, rows: int) -> None:
     rng, model = random.Random(f"{name}{rows}"), made(name)
     target = RecurrentTarget(model)
-    texts = [list(prompt) for prompt in PROMPTS[:rows]]
+    texts = [list(prompt) * 3 for prompt in PROMPTS[:rows]]
     target.begin(texts, Sampling())
     mark, marked = target.mark(), [list(text) for text in texts]
     for step in range(6):
