@@ -11,16 +11,33 @@ from torch import Tensor
 from outrider.core.device import constant
 from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft
+from outrider.core.protocol import Scores
 
 # A relaxed rule's chance of accepting each token of the vocabulary, were it the guess, from: the target's distribution,
 # what earlier siblings left of it [B, V], the distribution the guess was drawn from [B, V] (0 where there is no guess),
 # and depths [B|1, 1].
 Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
 
+# What a relaxed rule also accepts at temperature 0, where the target's distribution is a point mass: which tokens may
+# stand for the likeliest one [B, V], from the target's softmax at temperature 1 and depths [B|1, 1].
+GreedyAcceptance = Callable[[Distribution, Tensor], Tensor]
+
 
 def strict(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), and 0 where p is 0."""
     return (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1)
+
+
+def rivals(distribution: Distribution, mass: Tensor) -> Tensor:
+    """[B, V] the tokens whose enlarged mass [B, V] exceeds the likeliest token's own: none if nothing is enlarged."""
+    return mass > distribution.probs.amax(-1, keepdim=True)
+
+
+def stand_ins(greedy: GreedyAcceptance, scores: Scores, rows: Tensor, depth: Tensor) -> Tensor:
+    """[B, K, V] the tokens that may stand for the likeliest after rows [B, K]; depth [BK|1, 1]."""
+    soft = scores.softmax(rows).dense()
+    flat = Distribution(soft.probs.flatten(0, 1), None, soft.vocabulary)
+    return (greedy(flat, depth) & (flat.probs > 0)).view_as(soft.probs)
 
 
 def exempt(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ The walk down a tree (tree_walk.py) decides the same level by level; on a GPU it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -14,23 +12,46 @@ from outrider.core.distribution import Distribution, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules.acceptance import Acceptance, exempt, origins, spread, strict
+from outrider.core.rules.acceptance import (
+    Acceptance,
+    GreedyAcceptance,
+    exempt,
+    origins,
+    spread,
+    stand_ins,
+    strict,
+)
 
 
 def chances(
-    draft: Draft, acceptance: Acceptance, end: Sequence[int], distributions: Distribution, levels: slice
+    draft: Draft,
+    scores: Scores,
+    acceptance: Acceptance,
+    greedy: GreedyAcceptance | None,
+    distributions: Distribution,
+    levels: slice,
 ) -> tuple[Tensor, Tensor]:
     """q [B, L, V] of the guesses at some levels, and a relaxed rule's chances of accepting each token there, where the
     target's distributions are [B, L, V]."""
     q, p = spread(distributions, draft.tokens[:, levels], *origins(draft, levels)), distributions.probs
     depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
-    flat = Distribution(p.flatten(0, 1), None, distributions.vocabulary)
-    chance = acceptance(flat, flat.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
-    return q, exempt(end, chance, p, q)
+    if greedy is None:
+        flat = Distribution(p.flatten(0, 1), None, distributions.vocabulary)
+        chance = acceptance(flat, flat.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
+    else:
+        rows = constant(tuple(range(levels.start, levels.stop)), q.device).expand(len(q), -1)
+        chance = torch.maximum(p, stand_ins(greedy, scores, rows, depth).to(p.dtype))
+    return q, exempt(scores.sampling.end, chance, p, q)
 
 
-def along_chain(draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Acceptance | None) -> Verdict:
-    """The verdict on chains: strict, or with a relaxed rule's acceptance."""
+def along_chain(
+    draft: Draft,
+    scores: Scores,
+    rng: CounterRNG,
+    acceptance: Acceptance | None,
+    greedy: GreedyAcceptance | None = None,
+) -> Verdict:
+    """The verdict on chains: strict, or with a relaxed rule's acceptance (`greedy` if given)."""
     distributions, levels = scores.distributions(), slice(0, draft.size)  # [B, N + 1, S]
     distributions = distributions if acceptance is None else distributions.dense()
     here, ids = distributions.span(levels), draft.tokens[..., None]
@@ -41,7 +62,7 @@ def along_chain(draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Accep
     usual = chance = strict(p, q)
     every = total_variation = relaxed = None
     if acceptance is not None:
-        guess, every = chances(draft, acceptance, scores.sampling.end, here, levels)
+        guess, every = chances(draft, scores, acceptance, greedy, here, levels)
         chance = Distribution(every, None, distributions.vocabulary).at(ids)[..., 0]
     passed = rng.descend(chance, draft.tried)
     tried = draft.tried & torch.nn.functional.pad(passed[:, :-1], (1, 0), value=True)

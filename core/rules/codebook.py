@@ -19,7 +19,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.kernels.neighbour_mass import grouped, pooled
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
-from outrider.core.rules.acceptance import strict
+from outrider.core.rules.acceptance import rivals, strict
 from outrider.core.rules.rejection import rejection
 
 
@@ -53,7 +53,8 @@ class Lantern:
     """LANTERN ("Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding", arXiv 2410.03355): accept
     a guess x with min(1, (p(x) + s) / q(x)), where s is the mass of its nearest neighbours: as many, up to `k`, as hold
     at most `delta` together. delta does not bound the total variation, here or in the paper; it is computed. After a
-    rejection the paper's code excludes the whole neighbourhood, ours what was accepted. delta = 0 is exact."""
+    rejection the paper's code excludes the whole neighbourhood, ours what was accepted. At temperature 0, as in the
+    paper's code, accept x if p(x) + s exceeds the likeliest code's p. delta = 0 is exact."""
 
     neighbours: Tensor | None = None  # [V, K] the nearest codes of each, nearest first
     k: int = 100
@@ -74,18 +75,26 @@ class Lantern:
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
-        near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + pooled(left, near, torch.full_like(left, self.delta)), q) * (distribution.probs > 0)
+        return strict(self._mass(left), q) * (distribution.probs > 0)
+
+    def _mass(self, p: Tensor) -> Tensor:
+        """[B, V] of each code with its neighbours."""
+        near = self._near(p.shape[1], self.k, p.device)
+        return p + pooled(p, near, torch.full_like(p, self.delta))
+
+    def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return rivals(distribution, self._mass(distribution.probs))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanternPlus:
     """LANTERN++ ("Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive Models",
     arXiv 2502.06352): neighbours add at most `ratio` times the guess's own mass, a bound that adapts to how flat the
-    distribution is. The paper's static trees belong to the drafter. ratio = 0 is exact."""
+    distribution is; at temperature 0 as LANTERN. The paper's static trees belong to the drafter. ratio = 0 is
+    exact."""
 
     neighbours: Tensor | None = None
     k: int = 100
@@ -106,11 +115,17 @@ class LanternPlus:
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
-        near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + pooled(left, near, self.ratio * left), q) * (distribution.probs > 0)
+        return strict(self._mass(left), q) * (distribution.probs > 0)
+
+    def _mass(self, p: Tensor) -> Tensor:
+        """[B, V] of each code with its neighbours."""
+        return p + pooled(p, self._near(p.shape[1], self.k, p.device), self.ratio * p)
+
+    def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return rivals(distribution, self._mass(distribution.probs))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,8 +179,8 @@ class Grouped:
 class Annealed:
     """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), where w decreases with depth, since early acceptances
     change the distribution of the sequence less. The paper's w is proportional to exp(-nu depth); ours decreases from
-    `weight` to 1 as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. weight = 1 is
-    exact."""
+    `weight` to 1 as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. At temperature
+    0, which the paper leaves out, accept if w p exceeds the likeliest token's p. weight = 1 is exact."""
 
     weight: float = 2.0
     nu: float = 0.7
@@ -181,7 +196,13 @@ class Annealed:
         return self.weight == 1
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return strict(left * (1 + (self.weight - 1) * torch.exp(-self.nu * depth)), q)
+        return strict(left * self._enlarged(depth), q)
+
+    def _enlarged(self, depth: Tensor) -> Tensor:
+        return 1 + (self.weight - 1) * torch.exp(-self.nu * depth)
+
+    def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        return rivals(distribution, distribution.probs * self._enlarged(depth))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)

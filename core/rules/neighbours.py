@@ -87,12 +87,14 @@ class TopKMembership:
         return self.k == 0
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        inside = torch.zeros_like(q)
-        top = distribution.probs.topk(min(self.k, distribution.width)).indices
-        return inside.scatter(1, top, 1.0) * (distribution.probs > 0)
+        return (self.greedy(distribution, depth) & (distribution.probs > 0)).to(q.dtype)
+
+    def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
+        inside = torch.zeros_like(distribution.probs, dtype=torch.bool)
+        return inside.scatter(1, distribution.probs.topk(min(self.k, distribution.width)).indices, True)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

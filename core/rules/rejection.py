@@ -16,7 +16,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import native_walk
-from outrider.core.rules.acceptance import Acceptance
+from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance
 from outrider.core.rules.chain import along_chain, chances
 from outrider.core.rules.tree_walk import down_tree
 from outrider.core.rules.walk import undrafted
@@ -28,9 +28,12 @@ def rejection(
     rng: CounterRNG,
     acceptance: Acceptance | None = None,
     children: Tensor | None = None,
+    greedy: GreedyAcceptance | None = None,
 ) -> Verdict:
     """The verdict on a draft. Under a relaxed `acceptance` end tokens are still tried strictly, and every level reports
-    its total variation; `children` reorders siblings. Compiled on a CPU, but for relaxed rules on trees."""
+    its total variation; `children` reorders siblings. With `greedy` it decides at temperature 0, where `acceptance`
+    would see a point mass. Compiled on a CPU, but for relaxed rules on trees."""
+    greedy = greedy if scores.sampling.greedy else None
     if not draft.size:
         root = torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
         distributions = scores.distributions()
@@ -38,11 +41,11 @@ def rejection(
             distributions = distributions.dense()
         token = rng.sample(distributions.column(0), root, Purpose.NEXT)
         return undrafted(draft, token, relaxed=acceptance is not None)
-    chain, end = draft.tree.is_chain, scores.sampling.end
+    chain = draft.tree.is_chain
     reference = (
-        partial(along_chain, draft, scores, acceptance=acceptance)
+        partial(along_chain, draft, scores, acceptance=acceptance, greedy=greedy)
         if chain
-        else partial(down_tree, draft, scores, acceptance=acceptance, children=children)
+        else partial(down_tree, draft, scores, acceptance=acceptance, children=children, greedy=greedy)
     )
     if not native_walk.usable(rng, draft.tokens.device) or not (chain or acceptance is None):
         return reference(rng)
@@ -50,6 +53,6 @@ def rejection(
         return native_walk.rejection(draft, scores, rng, reference)
 
     def relaxed(distributions: Distribution, levels: slice) -> Tensor:
-        return chances(draft, acceptance, end, distributions, levels)[1]
+        return chances(draft, scores, acceptance, greedy, distributions, levels)[1]
 
     return native_walk.rejection(draft, scores, rng, reference, relaxed)

@@ -11,7 +11,7 @@ from outrider.core.distribution import Distribution, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules.acceptance import Acceptance, exempt, spread, strict
+from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance, exempt, spread, stand_ins, strict
 from outrider.core.rules.walk import Record, all_ended, live_children, to_verdict
 
 
@@ -75,16 +75,22 @@ class _Siblings:
             if all_ended(self.active & (self.accepted < 0)):
                 break
 
-    def try_relaxed(self, rng: CounterRNG, acceptance: Acceptance, end: tuple[int, ...], depth: int) -> Tensor:
+    def try_relaxed(
+        self, rng: CounterRNG, acceptance: Acceptance, end: tuple[int, ...], deep: Tensor, stand_ins: Tensor | None
+    ) -> Tensor:
         """Accept each with the rule's chance f, end tokens strictly; after a rejection norm((p - q f)+) is left ->
-        [B] the total variation of what is emitted here, averaged over the guesses that could have been drawn."""
-        deep = constant((depth,), self.nodes.device)[:, None]
+        [B] the total variation of what is emitted here, averaged over the guesses that could have been drawn. At
+        temperature 0 `stand_ins` [B, V] are accepted beside the target's own token."""
         emitted = torch.zeros_like(self.distribution.probs)
         weight = torch.ones_like(emitted[:, :1])  # the chance that no sibling so far was accepted
         for place in range(self.nodes.shape[1]):
             token, left = self.tokens[:, place : place + 1], self.left.probs
             q = self._spread(place)
-            f = exempt(end, acceptance(self.distribution, left, q, deep).clamp(0, 1), left, q)
+            if stand_ins is None:
+                f = acceptance(self.distribution, left, q, deep).clamp(0, 1)
+            else:
+                f = torch.maximum(left, stand_ins.to(left.dtype))
+            f = exempt(end, f, left, q)
             p = self.left.at(token)[:, 0]
             _, passed = self._accept(place, Distribution(f, None, self.left.vocabulary).at(token)[:, 0], p, rng)
             usual = strict(p, self.q[:, place])
@@ -102,10 +108,15 @@ class _Siblings:
 
 
 def down_tree(
-    draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Acceptance | None, children: Tensor | None
+    draft: Draft,
+    scores: Scores,
+    rng: CounterRNG,
+    acceptance: Acceptance | None,
+    children: Tensor | None,
+    greedy: GreedyAcceptance | None = None,
 ) -> Verdict:
-    """The verdict on trees: strict, or with a relaxed rule's acceptance; `children` [1|B, N + 1, W] is another order of
-    siblings."""
+    """The verdict on trees: strict, or with a relaxed rule's acceptance (`greedy` if given); `children`
+    [1|B, N + 1, W] is another order of siblings."""
     rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
     table = draft.tree.children if children is None else children
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
@@ -123,7 +134,9 @@ def down_tree(
         if acceptance is None:
             siblings.try_strictly(rng)
         else:
-            total_variation.append(siblings.try_relaxed(rng, acceptance, scores.sampling.end, level) * active)
+            deep = constant((level,), device)[:, None]
+            also = None if greedy is None else stand_ins(greedy, scores, node[:, None] + 1, deep)[:, 0]
+            total_variation.append(siblings.try_relaxed(rng, acceptance, scores.sampling.end, deep, also) * active)
             relaxed.append(siblings.relaxed)
         siblings.record(record)
         ended = active & (siblings.accepted < 0)
