@@ -191,7 +191,7 @@ REPORT = """
 import json, os, signal, sys
 from pathlib import Path
 from outrider.app.report import command
-from outrider.app.report.sections import SECTIONS, Section
+from outrider.app.report.sections import REPORTS, Section
 calls = []
 def call(words):
     calls.append(words)
@@ -203,7 +203,7 @@ def call(words):
     path.write_text('{"rows": []}')
     return True
 command._call, command.commit = call, lambda: "0123456789"
-SECTIONS["image"] = (Section("one", "One", "", ("image --a", "image --b")),)
+REPORTS["image"] = (Section("one", "One", "", ("image --a", "image --b")),)
 from typer.testing import CliRunner
 from outrider.app.cli import cli
 CliRunner().invoke(cli, ["report", "image", "-o", sys.argv[1], "--resume"], catch_exceptions=False)
@@ -225,10 +225,10 @@ def test_killed_in_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(report, "_call", call)
     monkeypatch.setattr(report, "commit", lambda: "0123456789")
     section = Section("one", "One", "", ("image --a", "image --b"))
-    report._measure("image", section, tmp_path / "report", None, False, True)
+    report._measure("image", section, tmp_path / "report", None, False, True, "cpu")
     assert called == ["one-2.json"]
     (tmp_path / "report" / "one-1.json").write_text('{"rows')
-    report._measure("image", section, tmp_path / "report", None, False, True)
+    report._measure("image", section, tmp_path / "report", None, False, True, "cpu")
     assert called == ["one-2.json", "one-1.json"]
 
 
