@@ -19,7 +19,7 @@ from outrider.core.methods import make_rule
 from outrider.core.protocol import Rule, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules import native_walk
-from outrider.core.rules.acceptance import Acceptance
+from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance
 from outrider.core.rules.chain import along_chain
 from outrider.core.rules.codebook import Annealed
 from outrider.core.rules.exact import Exact, Token
@@ -138,17 +138,21 @@ def test_compiled_rules_decide_as_their_references(
     assert accepted and (decided or (rule not in ("token", "exact") and shape != "chain"))
 
 
-@pytest.mark.parametrize("acceptance", [None, Tolerance().accept, Annealed().accept])
-def test_a_chain_is_a_tree_to_the_references(acceptance: Acceptance | None) -> None:
+@pytest.mark.parametrize(
+    ("acceptance", "greedy"),
+    [(None, None), (Tolerance().accept, None), (Annealed().accept, None), (Annealed().accept, Annealed().greedy)],
+)
+def test_a_chain_is_a_tree_to_the_references(acceptance: Acceptance | None, greedy: GreedyAcceptance | None) -> None:
     choose, accepted = random.Random(9), 0
     for seed in range(60):
         rows, vocabulary = choose.choice([1, 3, 12]), choose.choice([2, 5, 17])
         drafted = draft(choose, rows, vocabulary, torch.float64, "chain")
         raw = logits(choose, (rows, drafted.size + 1, vocabulary), torch.float64)
-        pipeline = LogitsPipeline(Sampling(top_k=choose.choice([0, 3]), end=END), [[0]] * rows, vocabulary, raw.device)
+        sampling = Sampling(top_k=choose.choice([0, 3]), end=END, temperature=1.0 if greedy is None else 0.0)
+        pipeline = LogitsPipeline(sampling, [[0]] * rows, vocabulary, raw.device)
         scores = Scores(drafted, pipeline, torch.full((rows,), 5), raw)
-        chain = along_chain(drafted, scores, CounterRNG.of(seed, rows), acceptance)
-        same(chain, down_tree(drafted, scores, CounterRNG.of(seed, rows), acceptance, None), 1e-12)
+        chain = along_chain(drafted, scores, CounterRNG.of(seed, rows), acceptance, greedy)
+        same(chain, down_tree(drafted, scores, CounterRNG.of(seed, rows), acceptance, None, greedy), 1e-12)
         accepted += int(chain.accepted.sum())
     assert accepted
 
