@@ -35,7 +35,10 @@ OPENERS = {
     "safe_globals": {"core/assets/store.py"},
     "add_safe_globals": set(),
     "GGUFReader": set(),
-    "from_pretrained": {"core/assets/store.py", "modalities/text/tokenizer.py", "modalities/text/bench/peer_worker.py"},
+    "from_pretrained": {
+        *("core/assets/store.py", "modalities/text/tokenizer.py", "modalities/text/bench/peer_worker.py"),
+        "core/engine/adapters/model_parts.py",  # from tensors
+    },
     "from_config": set(),
     "transformers.pipeline": set(),
     "DiffusionPipeline": set(),

@@ -98,8 +98,14 @@ def extra_layer(model: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
     logging.disable_progress_bar()
     kind = type(model.base_model)
     try:
-        whole, report = kind.from_pretrained(
-            None, config=config, state_dict=given, dtype=model.dtype, output_loading_info=True
+        whole, report = kind.from_pretrained(  # opens no file: the tensors are given
+            None,
+            config=config,
+            state_dict=given,
+            dtype=model.dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises many kinds of errors
         raise Incompatible(f"the layer does not fit {kind.__name__}: {' '.join(str(error).split())[:200]}") from None
