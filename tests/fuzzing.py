@@ -67,10 +67,10 @@ def survives(
     cases: int, once: Callable[[random.Random], object], *, refused: float = 0.0, seconds: float = SECONDS
 ) -> None:
     """Check that each case passes or raises a one-line OutriderError within bounded time and memory, and count the
-    errors. OUTRIDER_FUZZ=N takes N cases."""
-    cases = int(os.environ.get("OUTRIDER_FUZZ", cases))
+    errors. OUTRIDER_FUZZ=N takes N cases, OUTRIDER_FUZZ_START=M those from number M on."""
+    cases, start = int(os.environ.get("OUTRIDER_FUZZ", cases)), int(os.environ.get("OUTRIDER_FUZZ_START", 0))
     before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
-    for case in range(cases):
+    for case in range(start, start + cases):
         said = ""
         try:
             with _bounded(seconds):
