@@ -19,7 +19,7 @@ test: .venv/for-work
 test-browser: .venv/for-work
 	$(BIN)/pytest tests/browser
 
-# The whole products of the device suite and 2,000 rounds a trained drafter, on a shadow of a CUDA device: half an hour.
+# The whole products of the device suite and 2,000 rounds a trained drafter, on a shadow of a CUDA device.
 shadow: .venv/for-work
 	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow
 
