@@ -54,7 +54,6 @@ from outrider.app.options import (
 from outrider.app.report.command import report
 
 if TYPE_CHECKING:
-    from outrider.app.commands.doctor import Report
     from outrider.core.methods import Method
 
 cli = typer.Typer(
@@ -362,14 +361,14 @@ def doctor(
     if speed:
         _measure_speed(as_json)
         return
-    from outrider.app.commands.doctor import examine
+    from outrider.app.commands.doctor import draw, examine
 
     with Console(stderr=True).status("Importing what is installed ..."):
         report = examine(fix=fix)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
-        _draw_report(report)
+        draw(report)
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -384,29 +383,6 @@ def _measure_speed(as_json: bool) -> None:
         print(json.dumps(speed.to_dict(), indent=2))
     else:
         draw(Console(highlight=False), speed)
-
-
-def _draw_report(report: Report) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from outrider.app.options import file_size
-
-    console = Console(soft_wrap=True)
-    here = report.machine
-    memory = f", {file_size(here['memory'])} of memory" if here["memory"] else ""
-    console.print(Text(f"Python {here['python']} on {here['system']}, {here['cores']} cores{memory}"))
-    for device, facts in report.torch.get("devices", {}).items():
-        console.print(Text(f"{device}: {facts['name']}, {', '.join(facts['dtypes'])}"))
-    for repair in report.repaired:
-        console.print(Text(f"Repaired {repair}", style="green"))
-    colours = {"works": "green", "absent": "yellow", "broken": "red"}
-    for finding in report.findings:
-        line = Text.assemble((f"{finding.state:8}", colours[finding.state]), f"{finding.name:15}{finding.found}")
-        console.print(line.append(f"  ({finding.purpose})", style="dim"))
-        if finding.fix:
-            console.print(Text(f"{'':8}fix: {finding.fix}"))
-    console.print("All required components work." if report.ok else "A required component does not work; see above.")
 
 
 if __name__ == "__main__":

@@ -206,3 +206,25 @@ def examine(*, fix: bool = False) -> Report:
     findings.append(check_cache(cache_folder()))
     ok = all(finding.state == "works" for finding in findings if finding.needed)
     return Report(ok, machine(), torch.facts, findings, repaired)
+
+
+def draw(report: Report) -> None:
+    """Print the report."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    here = report.machine
+    memory = f", {file_size(here['memory'])} of memory" if here["memory"] else ""
+    console.print(Text(f"Python {here['python']} on {here['system']}, {here['cores']} cores{memory}"))
+    for device, facts in report.torch.get("devices", {}).items():
+        console.print(Text(f"{device}: {facts['name']}, {', '.join(facts['dtypes'])}"))
+    for repaired in report.repaired:
+        console.print(Text(f"Repaired {repaired}", style="green"))
+    colours = {"works": "green", "absent": "yellow", "broken": "red"}
+    for finding in report.findings:
+        line = Text.assemble((f"{finding.state:8}", colours[finding.state]), f"{finding.name:15}{finding.found}")
+        console.print(line.append(f"  ({finding.purpose})", style="dim"))
+        if finding.fix:
+            console.print(Text(f"{'':8}fix: {finding.fix}"))
+    console.print("All required components work." if report.ok else "A required component does not work; see above.")

@@ -1,6 +1,8 @@
 """The sections of `outrider report` for each modality: title, description and the benchmark commands behind the tables.
 
 Contains command lines as text; runs nothing and imports nothing heavy.
+
+Over 400 lines, being one table.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ An asset's sources are tried in turn, every file is checked against its pinned s
 one rename, so incomplete ones never remain. No third-party code is run: safetensors are opened, GGUF files are
 converted first (outrider.core.assets.gguf), and pickles are read with torch's weights-only loader. Independent of what
 the weights compute.
+
+Over 400 lines, since only this module opens weights.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from outrider.core.device import upload
 from outrider.core.draft import Draft
-from outrider.core.engine.kv_cache.cache import Cache, Rows
+from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.network import Network
 from outrider.core.engine.types import PassLayout
 from outrider.core.protocol import Prompts

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.kv_cache.cache import sequence_positions
+from outrider.core.engine.kv_cache.rows import sequence_positions
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder, Mark
 from outrider.core.protocol import Prefill, Prompts, Scores

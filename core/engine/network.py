@@ -8,23 +8,16 @@ token the launch of an operation takes longer than its arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine.cuda_graphs import (
-    CudaRecorder,
-    GraphPool,
-    Inputs,
-    Recorder,
-    graphs_enabled,
-    separate_recorder,
-)
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import NativeChain
@@ -35,9 +28,8 @@ from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
 from outrider.core.kernels.attention import attention
 
-_MAX_GRAPH_LOGITS = 1 << 23  # up to this many logits are computed within the captured pass
-_MAX_VIEWS = 8  # views of a network whose captures are kept
-PassResult = tuple[Tensor, Tensor | None, dict[str, Tensor]]  # normed states, logits, states at taps
+if TYPE_CHECKING:
+    from outrider.core.engine.captured_passes import Graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,69 +342,6 @@ class Network:
             sinks = layer.sinks.view(1, kv, 1, -1).expand(len(scores), -1, count, -1).reshape(len(scores), kv, -1, 1)
             return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1].to(value.dtype) @ value
         return scores.softmax(-1).to(value.dtype) @ value
-
-
-class Graphs:
-    """The captured passes of a network, its views and its rules. `record` replaces the device's own recorder."""
-
-    def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
-        if record is None and graphs_enabled(network.device):  # pragma: CUDA
-            record = CudaRecorder(network.device)
-        self.network, self.pool = network, GraphPool(network.device, record)
-        self.rules = self.separate_pool()  # acceptance rules
-        self.views: dict[object, Network] = {}  # cheaper variants, by their settings
-        self.idle: list[Network] = []  # conditioned variants not in use, kept with their captures
-
-    def separate_pool(self) -> GraphPool:
-        """A pool that shares no memory with this one, for a drafter that may run at the same time."""
-        return GraphPool(self.network.device, separate_recorder(self.pool.record))
-
-    def attach(self, network: Network) -> Network:
-        """Capture the passes of a network that drafts for this one, in a pool of its own."""
-        network.graphs = Graphs(network, record=separate_recorder(self.pool.record))
-        return network
-
-    def view(self, settings: object, make: Callable[[], Network]) -> Network:
-        """The view of the network with these settings, made once so that its captures are reused."""
-        if settings not in self.views:
-            while len(self.views) >= _MAX_VIEWS:
-                self.views.pop(next(iter(self.views)))
-            self.views[settings] = self.attach(make())
-        return self.views[settings]
-
-    def run(
-        self, ids: Tensor, store: Tensor, layout: PassLayout, taps: Collection[str], *, with_logits: bool = True
-    ) -> PassResult:
-        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] (None if too many or not wanted), and the states at
-        taps; the tap "stream" is the residual stream after the last layer."""
-        inputs = (ids, layout.positions, layout.mask, layout.slots, layout.keys)
-        work = partial(self._compute, store, layout.columns, frozenset(taps), with_logits)
-        with self.pool.lock:
-            angles = self.network.angles
-            key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
-            return self.pool.run(key, inputs, work, angles)
-
-    def _compute(
-        self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
-    ) -> PassResult:
-        ids, positions, mask, slots, keys = inputs
-        assert ids is not None and positions is not None
-        network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
-        rows, count = ids.shape
-        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, keys), tapped)
-        states = network.final_norm(x, rows, tapped)
-        if "stream" in tapped:
-            tapped["stream"].append(x.view(rows, count, -1))
-        few = rows * count * network.config.vocabulary <= _MAX_GRAPH_LOGITS
-        logits = network.logits(states) if with_logits and few else None
-        return states, logits, {tap: chunks[0] for tap, chunks in tapped.items()}
-
-
-def with_graphs(network: Network) -> Network:
-    """The network, set to capture its passes where graphs are enabled."""
-    if graphs_enabled(network.device) and network.graphs is None:  # pragma: CUDA
-        network.graphs = Graphs(network)
-    return network
 
 
 def random_network(

@@ -19,7 +19,8 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
-from outrider.core.engine.kv_cache.cache import Cache, Rows
+from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.kv_retrieval import root_queries, top_chunks
 from outrider.core.engine.layer_subset import reread
 from outrider.core.engine.network import Network

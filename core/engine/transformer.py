@@ -18,8 +18,9 @@ from outrider.core.device import upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.captured_rules import CapturedRule
-from outrider.core.engine.kv_cache.cache import Cache, Rows
+from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.int8 import slot_size
+from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.native.draft_chain import NativeChain

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.network import Network, with_graphs
+from outrider.core.engine.captured_passes import with_graphs
+from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import Angles, Norm, causal_mask
 from outrider.core.engine.trainable.token_decoder import decoder_config, initial_blocks, to_network
 from outrider.core.engine.transformer import Decoder

@@ -17,9 +17,10 @@ import torch
 from outrider.core.assets import store
 from outrider.core.device import AUTO, free_memory, usable_device, usual_dtype
 from outrider.core.engine import checkpoints
+from outrider.core.engine.captured_passes import with_graphs
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.long_context import make_decoder
-from outrider.core.engine.network import Network, with_graphs
+from outrider.core.engine.network import Network
 from outrider.core.engine.offload import LayerOffload, offload_layers
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Config

@@ -11,9 +11,9 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.engine.captured_passes import Graphs
 from outrider.core.engine.cuda_graphs import record_on_cpu
 from outrider.core.engine.kv_cache.cache import Cache
-from outrider.core.engine.network import Graphs
 from outrider.core.methods import make_rule
 from outrider.speech.voice import Voice, VoiceDecoder
 

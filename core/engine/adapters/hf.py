@@ -23,7 +23,7 @@ from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.adapters.model_parts import shared_weights, tapped
 from outrider.core.engine.adapters.tree_by_rows import BranchScorer
-from outrider.core.engine.kv_cache.cache import (
+from outrider.core.engine.kv_cache.rows import (
     Rows,
     advance,
     prefilled_rows,

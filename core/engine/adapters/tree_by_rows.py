@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.engine.kv_cache.cache import Rows, sequence_positions
+from outrider.core.engine.kv_cache.rows import Rows, sequence_positions
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 

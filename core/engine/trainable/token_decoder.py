@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from outrider.core.engine.captured_passes import with_graphs
 from outrider.core.engine.linear import Dense, fastest
-from outrider.core.engine.network import Network, with_graphs
+from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import Block, Norm
 from outrider.core.engine.types import Config
 

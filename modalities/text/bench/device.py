@@ -11,7 +11,8 @@ import torch
 from outrider.core.bench.device_costs import counts
 from outrider.core.bench.runner import Item
 from outrider.core.cost.theory import measure
-from outrider.core.engine.network import Graphs, Network
+from outrider.core.engine.captured_passes import Graphs
+from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
 from outrider.text.bench.engine import decoder
 from outrider.text.bench.interleave import Round, Row, bound, now, turns

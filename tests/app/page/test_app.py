@@ -1,4 +1,7 @@
-"""The page without a browser: its endpoints, validation, drawings, recordings, cancellation and links."""
+"""The page without a browser: its endpoints, validation, drawings, recordings, cancellation and links.
+
+Over 400 lines: one page, served once for all of them.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import torch
 from outrider.core.bench.device_costs import round_costs
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.engine.network import random_network, with_graphs
+from outrider.core.engine.captured_passes import with_graphs
+from outrider.core.engine.network import random_network
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_rule
 from outrider.core.testing.shadow.device import shadow_device

@@ -19,8 +19,8 @@ from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
+from outrider.core.engine.captured_passes import with_graphs
 from outrider.core.engine.checkpoints import load, parse_config
-from outrider.core.engine.network import with_graphs
 from outrider.core.engine.offload import offload_layers
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder

@@ -16,9 +16,10 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.core.engine.captured_passes import Graphs
 from outrider.core.engine.cuda_graphs import GraphPool, Recorder, Replay, record_on_cpu
 from outrider.core.engine.kv_cache.cache import Cache
-from outrider.core.engine.network import Graphs, random_network
+from outrider.core.engine.network import random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, make_rule

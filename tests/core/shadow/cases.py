@@ -16,7 +16,8 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.engine.network import Network, random_network, with_graphs
+from outrider.core.engine.captured_passes import with_graphs
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, RULES, make_rule

@@ -17,8 +17,9 @@ from outrider.core.draft import Draft
 from outrider.core.engine import checkpoints
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import TransformersTarget
+from outrider.core.engine.captured_passes import with_graphs
 from outrider.core.engine.long_context import make_decoder
-from outrider.core.engine.network import Network, random_network, with_graphs
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.offload import offload_layers
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache import cache
-from outrider.core.engine.kv_cache.cache import Rows, advance, scratch_mask, sequence_positions
+from outrider.core.engine.kv_cache.rows import Rows, advance, scratch_mask, sequence_positions
 from outrider.core.tree import Tree
 
 

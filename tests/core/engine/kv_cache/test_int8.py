@@ -14,9 +14,10 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.engine.captured_passes import Graphs
 from outrider.core.engine.kv_cache.int8 import pack, slot_size, unpack
 from outrider.core.engine.linear import Dense
-from outrider.core.engine.network import Graphs, Network, random_network
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
