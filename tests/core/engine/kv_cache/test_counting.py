@@ -10,6 +10,7 @@ import torch
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache import cache
+from outrider.core.engine.kv_cache import rows as counting
 from outrider.core.engine.kv_cache.rows import Rows, advance, scratch_mask, sequence_positions
 from outrider.core.tree import Tree
 
@@ -46,7 +47,7 @@ def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
 def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, scored, draft, verdict, count = _case(seed)
     few, tokens, kept = advance(rows, scored, draft, verdict, count, True)
-    monkeypatch.setattr(cache, "_FEW", 0)
+    monkeypatch.setattr(counting, "_FEW", 0)
     many, all_tokens, all_kept = advance(rows, scored, draft, verdict, count, True)
     assert (few.host, few.uniform) == (many.host, many.uniform)
     assert torch.equal(few.entries, many.entries) and torch.equal(few.pending_count, many.pending_count)
@@ -84,5 +85,5 @@ def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
 
 def test_what_stands_before_a_draft_is_seen_and_a_gap_is_not() -> None:
     sight = torch.tensor([[[True, False], [True, True]]])
-    found = cache._full_mask(3, 2, sight)
+    found = counting.full_mask(3, 2, sight)
     assert found.tolist() == [[[True] * 3 + [False] * 2 + row for row in sight[0].tolist()]]
