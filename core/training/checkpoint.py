@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -91,6 +91,21 @@ def about(path: Path) -> dict[str, Any]:
     return data
 
 
+@runtime_checkable
+class _Weighed(Protocol):
+    """A target whose size is known."""
+
+    vocabulary: int
+    weight_bytes: int
+
+
+@runtime_checkable
+class _Deep(Protocol):
+    """A draft head that says how many tokens it drafts in one pass."""
+
+    depth: int
+
+
 def _made(
     path: Path, kind: Callable[..., DraftHead], target: Any, config: Mapping[str, Any], tensors: Checkpoint
 ) -> DraftHead:
@@ -98,13 +113,14 @@ def _made(
     can fill."""
     where = path.with_suffix(".json")
     largest = max((size for shape in tensors.shapes if math.prod(shape) for size in shape), default=0)
-    known = max(largest, getattr(target, "vocabulary", 0), _MOST)
+    vocabulary, weight_bytes = (target.vocabulary, target.weight_bytes) if isinstance(target, _Weighed) else (0, 0)
+    known = max(largest, vocabulary, _MOST)
     form = config.get("form")
     sizes = {name: form.get(name) for name in _SIZES} if isinstance(form, Mapping) else {}
     for name, value in [*config.items(), *sizes.items()]:
         if isinstance(value, int) and value > known:
             raise DraftHeadError(f"{where} has a {name} of {value:,}; it is damaged: train the weights again")
-    weights = max(4 * tensors.numel, getattr(target, "weight_bytes", 0) // 2, _FEW_WEIGHTS)
+    weights = max(4 * tensors.numel, weight_bytes // 2, _FEW_WEIGHTS)
     try:
         _arguments(kind)(**config)
         with _at_most(weights):
@@ -120,8 +136,8 @@ def _made(
     except Exception as error:  # a wrong configuration can fail in any way
         reason = " ".join(str(error).split())[:200]
         raise DraftHeadError(f"{where} is not the configuration of a {kind.__name__}: {reason}") from None
-    if isinstance(depth := getattr(draft_head, "depth", None), int) and depth > _MOST:
-        raise DraftHeadError(f"{where} drafts {depth:,} tokens in one pass; at most {_MOST} are drafted")
+    if isinstance(draft_head, _Deep) and isinstance(draft_head.depth, int) and draft_head.depth > _MOST:
+        raise DraftHeadError(f"{where} drafts {draft_head.depth:,} tokens in one pass; at most {_MOST} are drafted")
     return draft_head
 
 
