@@ -77,7 +77,9 @@ class Sound:
 
     def resample(self, sample_rate: int) -> Sound:
         """The sound at another sample rate."""
-        if sample_rate == self.sample_rate or not len(self.samples):
+        if sample_rate == self.sample_rate:
+            return self
+        if not len(self.samples):
             return Sound(self.samples, sample_rate)
         from torchaudio.functional import resample
 

@@ -93,6 +93,7 @@ from outrider.app.interrupt import ended_by_signals
 def ignoring():
     while True:
         try:
+            print("ready", flush=True)
             time.sleep(1)
         except KeyboardInterrupt:
             pass
@@ -100,7 +101,7 @@ def threads():
     threading.Thread(target=ignoring).start()
 with ended_by_signals():
     subprocess.Popen(["sh", "-c", {CHILDREN!r}])
-    print("ready", flush=True)
+    {"" if work == "ignoring()" else 'print("ready", flush=True)'}
     {work}
     time.sleep(600)
 """

@@ -176,7 +176,7 @@ def test_the_report_has_every_field(
     assert json.loads((tmp_path / "found.json").read_text()) == result
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
     with pytest.raises(InvalidOption, match="can't be written"):
-        write(result, tmp_path / "no" / "found.json")
+        write(result, tmp_path / "found.json" / "below a file.json")
 
 
 def test_a_planted_wrong_token_is_reported(lm: TextModel) -> None:
