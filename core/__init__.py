@@ -11,4 +11,4 @@ setattr(sys.modules["outrider"], "__version__", __version__)  # noqa: B010
 # GNU OpenMP reads this once, when torch is imported. By default a thread that waits for others spins for milliseconds,
 # and takes the processor from the one that it waits for wherever something else computes: decoding falls to a tenth.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "300")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -30,7 +30,7 @@ def seen(module: str, **given: str) -> list[str]:
 
 @pytest.mark.parametrize("module", ["outrider.text", "outrider.image", "outrider.speech", "outrider.core.decode"])
 def test_spinning_is_bounded_before_torch_is_imported(module: str) -> None:
-    assert seen(module) == ["300"]
+    assert seen(module) == ["1000"]
 
 
 def test_the_user_s_own_settings_stand() -> None:
