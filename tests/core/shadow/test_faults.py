@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 from torch.nn import functional as F
 
 from outrider.core.drafters.trained import lookahead_embeddings
-from outrider.core.engine import cuda_graphs, network
+from outrider.core.engine import cuda_graphs, network, offload
 from outrider.core.engine.cuda_graphs import CudaRecorder, GraphPool
 from outrider.core.engine.kv_cache import cache
 from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.linear import Dense
+from outrider.core.engine.types import Layer
 from outrider.core.testing.shadow.device import shadow_device
-from outrider.core.testing.shadow.runtime import ShadowError
 from tests.core.shadow import test_batches, test_capture, test_lengths, test_matrix, test_targets
 
 Patch = pytest.MonkeyPatch
@@ -83,6 +84,15 @@ def host_tensor_in_pass(patch: Patch) -> None:
     patch.setattr(lookahead_embeddings, "upload", lambda values, device: torch.as_tensor(values))
 
 
+def packed_weights_of_no_size(patch: Patch) -> None:
+    """Only weights that aren't quantised are counted and moved."""
+
+    def unquantised(layer: Layer) -> Iterator[torch.Tensor]:
+        return (linear.weight for linear in layer.linears if isinstance(linear, Dense))
+
+    patch.setattr(offload, "_tensors", unquantised)
+
+
 def captures_on_the_current_device(patch: Patch) -> None:
     patch.setattr(CudaRecorder, "__call__", lambda self, work: self._captured(work))
 
@@ -106,6 +116,10 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[Patch], object]]] = {
         host_tensor_in_pass,
         lambda patch: test_matrix.test_tokens_are_those_of_the_cpu(shadow_device, "pass", "exact", "greedy", 1),
     ),
+    "7, offload in 8 bits": (
+        packed_weights_of_no_size,
+        lambda patch: test_targets.test_drafting_changes_no_token("offloaded 8-bit weights", shadow_device),
+    ),
     "8": (
         captures_on_the_current_device,
         lambda patch: test_capture.test_a_graph_is_captured_on_the_pool_s_device(),
@@ -120,5 +134,5 @@ def test_a_fault_put_back_is_seen(number: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.MonkeyPatch.context() as patch:
         check(patch)
     put_back(monkeypatch)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, ShadowError, RuntimeError)):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, ArithmeticError, RuntimeError)):
         check(patch)
