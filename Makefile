@@ -23,9 +23,9 @@ test-browser: .venv/for-work
 shadow: .venv/for-work
 	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow
 
-# All that a GPU has to show. In pieces of under nine minutes: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image,
-# speech, batches, methods), gpu-recordings; a piece that was stopped goes on where it was. DEVICE=cpu tries the commands
-# without a GPU, QUICK=1 measures little, BIN names another environment.
+# All that a GPU has to show, in pieces: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image, speech, batches,
+# methods, engines), gpu-recordings. The report skips what this commit has measured. DEVICE=cpu tries the commands without
+# a GPU, QUICK=1 measures little, BIN names another environment.
 DEVICE := cuda
 gpu: gpu-doctor gpu-tests gpu-report gpu-recordings
 

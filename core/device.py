@@ -176,7 +176,8 @@ def free_memory(device: torch.device) -> int | None:
 def control_group_memory(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> Iterator[int]:
-    """The bytes that each control group of this process, as of a container, still allows, without its file cache."""
+    """The bytes that each control group of this process, as of a container, and each group above it still allow,
+    without their file caches."""
     try:
         groups = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
@@ -187,8 +188,9 @@ def control_group_memory(
         names = ("memory.max", "memory.current", "inactive_file")
         if controllers:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        own = (root / controllers / path.lstrip("/")) if controllers else root / path.lstrip("/")
-        for folder in dict.fromkeys((own, root / controllers)):  # within a container its own group is the root
+        top = root / controllers  # within a container, its own group
+        own = top / path.lstrip("/")
+        for folder in (own, *(parent for parent in own.parents if parent.is_relative_to(top))):
             try:
                 limit, used = (int((folder / name).read_text()) for name in names[:2])
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -54,7 +54,7 @@ class Scores:
         self.lengths = lengths  # [B] committed tokens, prompt included
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
-        self._logits = _numbers(logits) if isinstance(logits, Tensor) else logits
+        self._logits = _finite(logits) if isinstance(logits, Tensor) else logits
         self._pipeline = pipeline
         self._all_distributions: Distribution | None = None
 
@@ -75,7 +75,7 @@ class Scores:
     def logits(self, rows: Tensor | None = None) -> Tensor:
         """The model's logits of rows [B, K] -> [B, K, V]; of all rows from `first` on by default."""
         if not isinstance(self._logits, Tensor):
-            return _numbers(self._logits(self._all_rows() if rows is None else rows))
+            return _finite(self._logits(self._all_rows() if rows is None else rows))
         if rows is None:
             return self._logits
         batch, count, vocabulary = self._logits.shape
@@ -150,7 +150,7 @@ class Scores:
         return flat + self.lengths.view(-1, *[1] * (row.dim() - 1))
 
 
-def _numbers(logits: Tensor) -> Tensor:
+def _finite(logits: Tensor) -> Tensor:
     """The logits [..., V]; on a CPU, raises NotFinite if a model that computes NaN made them. One logit per row is
     enough to know: NaN in a hidden state spreads to all of them."""
     if logits.device.type == "cpu" and bool(logits[..., :1].isnan().any()):

@@ -266,7 +266,7 @@ def check(trace: Trace) -> None:
     """Raise TraceError for a trace of another schema, or with values that contradict each other or are out of range."""
     if trace.schema != SCHEMA:
         raise TraceError(f"the trace has schema {trace.schema}; this version reads schema {SCHEMA}")
-    own = {"memory": trace.memory, "launches": trace.launches, "waits": trace.waits}
+    own = {"memory": trace.memory, "weight_bytes": trace.weight_bytes, "launches": trace.launches, "waits": trace.waits}
     for name, values in (("options", trace.options), ("machine", trace.machine), ("trace", own)):
         for key, value in values.items():
             if isinstance(value, int | float) and abs(value) > _LARGEST_NUMBER:

@@ -71,6 +71,6 @@ def cuda_device(devices: int = 1) -> Iterator[CudaDevice]:  # pragma: CUDA
                 yield device
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        others = [each for each in seen if "ynchroniz" not in str(each.message)]
+        others = [each for each in seen if "synchroniz" not in str(each.message).lower()]
     for each in others:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

@@ -63,6 +63,19 @@ def test_devices_without_bfloat16_take_float16(monkeypatch: pytest.MonkeyPatch) 
             },
             [650],
         ),
+        # the group above has less left
+        (
+            "0::/pod/job\n",
+            {
+                "pod/job/memory.max": "1000",
+                "pod/job/memory.current": "0",
+                "pod/job/memory.stat": "",
+                "pod/memory.max": "800",
+                "pod/memory.current": "500",
+                "pod/memory.stat": "",
+            },
+            [1000, 300],
+        ),
         ("", {}, []),
     ],
 )

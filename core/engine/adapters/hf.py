@@ -13,7 +13,6 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.adapters.model_parts import shared_weights, tapped
+from outrider.core.engine.adapters.model_parts import SharesWeights, tapped
 from outrider.core.engine.adapters.tree_by_rows import BranchScorer
 from outrider.core.engine.kv_cache.rows import (
     Rows,
@@ -31,9 +30,7 @@ from outrider.core.engine.kv_cache.rows import (
     sequence_positions,
     unread_rows,
 )
-from outrider.core.engine.network import Network
 from outrider.core.engine.self_draft_views import at_nodes
-from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 
@@ -72,7 +69,7 @@ class Mark:
     pipeline: LogitsPipeline
 
 
-class TransformersTarget:
+class TransformersTarget(SharesWeights):
     """A transformers model with its cache, in which column j holds token j of every row that is long enough.
 
     `trees`: how trees are scored, "mask" or "branches"; None tests what the model supports. Taps: "embedding",
@@ -101,15 +98,6 @@ class TransformersTarget:
         self._score_branches = BranchScorer(self._forward)
         self._refuse(self._foreign_entries() if interface is None else None)
         self.trees = trees or ("mask" if self._supports_tree_mask() else "branches")
-
-    @cached_property
-    def network(self) -> Network:
-        """What draft heads share with the model; has no layers."""
-        return shared_weights(self.model)
-
-    @property
-    def config(self) -> Config:
-        return self.network.config
 
     def _refuse(self, reason: str | None) -> None:
         if reason is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,6 +77,21 @@ def shared_weights(model: Any) -> Network:
     head = Dense(rows.detach()[:vocabulary], None if bias is None else bias.detach()[:vocabulary])
     norm = torch.ones(width, dtype=model.dtype, device=model.device)  # unknown; heads bring their own
     return Network(config, words.detach(), (), norm, head)
+
+
+class SharesWeights:
+    """Base of targets whose embedding and output rows draft heads share."""
+
+    model: Any
+
+    @cached_property
+    def network(self) -> Network:
+        """Those rows; has no layers."""
+        return shared_weights(self.model)
+
+    @property
+    def config(self) -> Config:
+        return self.network.config
 
 
 def extra_layer(model: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:

@@ -12,7 +12,6 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.adapters.hf import TransformersTarget, causal_lm, context_of, default_cache, longest_of
-from outrider.core.engine.adapters.model_parts import shared_weights, tapped
+from outrider.core.engine.adapters.model_parts import SharesWeights, tapped
 from outrider.core.engine.adapters.tree_by_rows import leaf_paths
-from outrider.core.engine.network import Network
-from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Scores, committed
 
@@ -124,7 +121,7 @@ class Mark:
     pipeline: LogitsPipeline
 
 
-class RecurrentTarget:
+class RecurrentTarget(SharesWeights):
     """A transformers model with its recurrent state. Taps: "embedding", "layer.0" to "layer.{L - 2}" and "last"
     (normed), as transformers returns them."""
 
@@ -148,15 +145,6 @@ class RecurrentTarget:
                 f"{type(model).__name__} reads one token per pass once it has a state (three at once gave other "
                 "logits), so that drafts would cost a pass per token; decode it with transformers' own generate()"
             )
-
-    @cached_property
-    def network(self) -> Network:
-        """What draft heads share with the model; has no layers."""
-        return shared_weights(self.model)
-
-    @property
-    def config(self) -> Config:
-        return self.network.config
 
     def _new_cache(self) -> Any:
         return _State() if self._argument == "state" else default_cache(self.model)

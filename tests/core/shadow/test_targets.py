@@ -94,20 +94,19 @@ def voice(device: str) -> Callable[[int], Target]:
     )
 
 
-def of_transformers(device: str) -> Callable[[int], Target]:
+def llama(**shape: Any) -> tuple[Any, Any]:
+    """A random model of transformers and its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="eager",
-    )
-    model = LlamaForCausalLM(config).double().eval().to(device)
+    config = LlamaConfig(**shape, attn_implementation="eager")
+    return LlamaForCausalLM(config).eval(), config
+
+
+def of_transformers(device: str) -> Callable[[int], Target]:
+    shape = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    model, _ = llama(**shape, num_attention_heads=4, num_key_value_heads=2)
+    model = model.double().to(device)
     return lambda rows: TransformersTarget(model)
 
 
@@ -288,18 +287,8 @@ def test_a_context_of_32_thousand() -> None:
 
 @pytest.mark.gpu
 def test_bfloat16_is_as_close_to_float32_as_transformers() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).eval()
+    shape = {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}
+    model, config = llama(**shape, num_attention_heads=8, num_key_value_heads=2)
     prompt = [1 + 37 * place % 31_000 for place in range(300)]
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
