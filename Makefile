@@ -35,7 +35,7 @@ gpu-doctor:
 	$(BIN)/python -m outrider.app.cli doctor --speed
 
 gpu-tests:
-	$(BIN)/python -m pytest -q -m gpu tests
+	$(BIN)/python -m pytest -q -m gpu tests/core
 
 gpu-report:
 	$(BIN)/python -m outrider.app.cli report gpu --device $(DEVICE) --resume \

@@ -19,7 +19,8 @@ from outrider.core.rules.exact import GumbelMatch
 
 DRAFTERS = (JACOBI.name, TOKEN_RECYCLING.name)
 _GUIDANCE = 3.0
-Run = Callable[[str | None], tuple[list[list[int]], int]]
+_COUNTED = 16  # tokens of the short part of a run
+Run = Callable[[str | None, bool], tuple[list[list[int]], int]]
 
 
 def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
@@ -57,9 +58,9 @@ def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: in
     """A function that decodes with a drafter at temperature 1; its output does not depend on the drafter, because the
     rule is gumbel-match. It returns the outputs and the number of target passes."""
 
-    def run(drafter: str | None) -> tuple[list[list[int]], int]:
+    def run(drafter: str | None, short: bool) -> tuple[list[list[int]], int]:
         outputs, passes = [], 0
-        for seed in range(count):
+        for seed in range(1 if short else count):
             drafts = None if drafter is None else make_drafter(drafter)
             steps = decode(
                 target(),
@@ -67,7 +68,7 @@ def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: in
                 GumbelMatch(),
                 [prompt],
                 sampling=Sampling(),
-                max_new_tokens=tokens,
+                max_new_tokens=_COUNTED if short else tokens,
                 seed=seed,
             )
             finished = list(steps)

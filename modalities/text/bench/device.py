@@ -5,6 +5,7 @@ launches per step, and with transformers' generate(). Independent of how network
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -18,7 +19,9 @@ from outrider.text.bench.engine import decoder
 from outrider.text.bench.interleave import Round, Row, bound, now, turns
 from outrider.text.model import TextModel
 
+Case = Callable[[bool], Round]  # runs a configuration; if the argument is true, a short part
 _MEASURE = 1.0  # seconds, of the memory bandwidth
+_COUNTED = 16  # tokens of one prompt, during which launches are counted; a profile of whole generations takes minutes
 
 
 def device(
@@ -35,8 +38,9 @@ def device(
     measured memory bandwidth."""
     prompts = [str(item.content) for item in items]
 
-    def run(drafter: str | None) -> tuple[list[list[int]], int]:
-        results = [lm.generate(prompt, drafter=drafter, max_new_tokens=tokens) for prompt in prompts]
+    def run(drafter: str | None, short: bool) -> tuple[list[list[int]], int]:
+        limit = _COUNTED if short else tokens
+        results = [lm.generate(one, drafter=drafter, max_new_tokens=limit) for one in prompts[: 1 if short else None]]
         return [result.tokens for result in results], sum(len(result.trace.steps) for result in results)
 
     others = _transformers(lm, prompts, tokens) if peers else {}
@@ -45,44 +49,46 @@ def device(
 
 def captured(
     network: Network,
-    run: Callable[[str | None], tuple[list[list[int]], int]],
+    run: Callable[[str | None, bool], tuple[list[list[int]], int]],
     *,
     drafters: Sequence[str],
     repeat: int = 3,
-    others: Mapping[str, Callable[[], Round]] = {},
+    others: Mapping[str, Case] = {},
 ) -> Iterator[Row]:
-    """The same for any network: `run` decodes with a drafter and returns the outputs and the number of passes."""
+    """The same for any network: `run` decodes with a drafter, if it is true a short part, and returns the outputs and
+    the number of passes."""
     passes = network.graphs = network.graphs or Graphs(network)  # drafters are captured if their target is
     floor = network.weight_bytes / measure(network.device, network.dtype, _MEASURE).bandwidth
 
-    def ours(drafter: str | None, graphs: bool) -> Round:
-        network.graphs = passes if graphs else None
-        start = now(network.device)
-        outputs, calls = run(drafter)
-        seconds = now(network.device) - start
-        return Round(seconds, sum(map(len, outputs)), calls, outputs, {})
+    def ours(drafter: str | None, graphs: bool) -> Case:
+        def case(short: bool) -> Round:
+            network.graphs = passes if graphs else None
+            start = now(network.device)
+            outputs, calls = run(drafter, short)
+            seconds = now(network.device) - start
+            return Round(seconds, sum(map(len, outputs)), calls, outputs, {})
 
-    cases: dict[str, Callable[[], Round]] = {
-        "plain": lambda: ours(None, False),
-        "plain, captured": lambda: ours(None, True),
-        **{f"{name}, captured": bound(lambda name: ours(name, True), name) for name in drafters},
-    }
-    cases |= others
-    for case in cases.values():  # warm-up: captures shapes and compiles kernels
-        case()
-    on_cuda = network.device.type == "cuda"
-    launch_counts = {name: counts(case)[0] if on_cuda else None for name, case in cases.items()}
-    for row in turns(cases, repeat):
-        calls = row["tokens"] / row["tokens_per_pass"]
-        launch_count = launch_counts[row["drafter"]]
+        return case
+
+    cases = {"plain": ours(None, False), "plain, captured": ours(None, True)}
+    cases |= {f"{name}, captured": ours(name, True) for name in drafters} | dict(others)
+    rows = turns({name: bound(case, False) for name, case in cases.items()}, repeat)
+    for row in rows:
         yield row | {
-            "launches_per_call": None if launch_count is None else launch_count / calls,
+            "launches_per_call": _launches(cases[row["drafter"]]) if network.device.type == "cuda" else None,
             "floor_ms": floor * 1e3,
             "times_floor": 1 / row["tokens_per_second"] / floor,
         }
 
 
-def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[str, Callable[[], Round]]:
+def _launches(case: Case) -> float:  # pragma: CUDA
+    """Kernel launches per pass in a short part of a case."""
+    rounds: list[Round] = []
+    launches, _ = counts(lambda: rounds.append(case(True)))
+    return launches / rounds[0].calls
+
+
+def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[str, Case]:
     """Cases for generate() with its default cache, and with a static cache, which is compiled on a GPU."""
     if lm.folder is None:
         raise InvalidOption("comparing with transformers needs a model in a folder of its format")
@@ -91,16 +97,16 @@ def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[st
     model = store.transformers_model(lm.folder, lm.dtype, lm.device)
     ids = [torch.tensor([lm.encode(prompt)], device=lm.device) for prompt in prompts]
 
-    def generate(cache: str | None) -> Round:
+    def generate(cache: str | None, short: bool) -> Round:
         outputs = []
         start = now(torch.device(lm.device))
-        for prompt_ids in ids:
+        for prompt_ids in ids[: 1 if short else None]:
             given = {} if cache is None else {"cache_implementation": cache}
             mask = torch.ones_like(prompt_ids)
             output = model.generate(
                 prompt_ids,
                 attention_mask=mask,
-                max_new_tokens=tokens,
+                max_new_tokens=_COUNTED if short else tokens,
                 do_sample=False,
                 eos_token_id=list(lm.end),
                 **given,
@@ -110,4 +116,4 @@ def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[st
         count = sum(map(len, outputs))
         return Round(seconds, count, count, outputs, {})
 
-    return {"transformers": lambda: generate(None), "transformers, static": lambda: generate("static")}
+    return {"transformers": partial(generate, None), "transformers, static": partial(generate, "static")}

@@ -62,6 +62,7 @@ def turns(cases: dict[str, Callable[[], Round]], repeat: int, baselines: Mapping
                 "tokens": last.tokens,
                 "tokens_per_second": statistics.median(one.tokens / one.seconds for one in results),
                 "speedup": statistics.median(ratios),
+                "speedup_range": [min(ratios), max(ratios)],
                 "tokens_per_pass": last.tokens / last.calls,
                 "same": same,
                 "of": len(last.outputs),
