@@ -69,6 +69,7 @@ def survives(
 ) -> None:
     """Check that each case passes or raises a one-line OutriderError within bounded time and memory, and count the
     errors. OUTRIDER_FUZZ=N takes N cases, OUTRIDER_FUZZ_START=M those from number M on."""
+    usual = cases
     cases, start = int(os.environ.get("OUTRIDER_FUZZ", cases)), int(os.environ.get("OUTRIDER_FUZZ_START", 0))
     count = 0
     for case in range(start, start + cases):
@@ -86,7 +87,7 @@ def survives(
         assert "\n" not in said and len(said) < 600, (case, said)
         grown = _peak() - before
         assert grown < MAX_GROWTH, f"case {case}: takes {grown:,} bytes"
-    assert count >= refused * cases
+    assert cases < usual or count >= refused * cases  # of a few cases none may be refused
 
 
 def _peak(*, reset: bool = False) -> int:
