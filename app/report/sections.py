@@ -371,27 +371,30 @@ GPU = (
         "Text: graphs, launches and the memory floor",
         _GRAPHS + " transformers' `generate` with its dynamic and its static cache, in the same run.",
         (
-            "device --device {device} --drafters prompt-lookup,suffix,eagle3,auto --num-prompts 4 --max-new-tokens 128 "
-            "--compare-engines",
+            "device --device {device} --drafters prompt-lookup,suffix,eagle3,auto --num-prompts 3 --max-new-tokens 96 "
+            "--repeat 3 --compare-engines",
         ),
     ),
     Section(
         "image",
         "Images: graphs, launches and the memory floor",
         _GRAPHS,
-        ("device --device {device} --modality image --num-prompts 2 --max-new-tokens 256",),
+        ("device --device {device} --modality image --num-prompts 1 --max-new-tokens 256 --repeat 3",),
     ),
     Section(
         "speech",
         "Speech: graphs, launches and the memory floor",
         _GRAPHS,
-        ("device --device {device} --modality speech --num-prompts 2 --max-new-tokens 256",),
+        ("device --device {device} --modality speech --num-prompts 1 --max-new-tokens 256 --repeat 3",),
     ),
     Section(
         "batches",
         "Continuous batches",
         "Requests decoded side by side, with and without drafting, by batch size.",
-        ("throughput --device {device} --drafters suffix,eagle3 --batch-sizes 1,4,16 --num-prompts 16",),
+        (
+            "throughput --device {device} --drafters suffix,eagle3 --batch-sizes 1,4,16 --num-prompts 16 "
+            "--max-new-tokens 48 --repeat 2",
+        ),
     ),
     Section(
         "methods",
