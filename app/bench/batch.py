@@ -31,6 +31,7 @@ def batch(
     from rich.table import Table
 
     from outrider import text
+    from outrider.app.viz.fitted import Fitted
     from outrider.core.trace import machine, versions
     from outrider.text.bench.batch import compare, median_round
     from outrider.text.bench.run import load_prompts
@@ -60,4 +61,4 @@ def batch(
     for row in comparisons:
         speeds = (f"{row.batched_speed:.0f}", f"{row.serial_speed:.0f}", f"{row.ratio:.2f}")
         table.add_row(row.dtype, row.drafter, *speeds, f"{row.same} of {row.rows}")
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(Fitted(table))

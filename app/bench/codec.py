@@ -44,5 +44,7 @@ def codec(
 def draw(console: Console, report: Mapping[str, Any]) -> None:
     """Print the table of speech quality, compared with the recordings."""
     from outrider.app.bench.speech import quality_table
+    from outrider.app.viz.fitted import Fitted
 
-    console.print(quality_table(f"Speech quality over {report['judged']} human clips", report["ladder"], "human"))
+    table = quality_table(f"Speech quality over {report['judged']} human clips", report["ladder"], "human")
+    console.print(Fitted(table))

@@ -279,6 +279,7 @@ def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path
     from rich.console import Console
     from rich.table import Table
 
+    from outrider.app.viz.fitted import Fitted
     from outrider.core.trace import machine, versions
 
     if json_file is not None:
@@ -295,7 +296,7 @@ def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path
     for cells in body:
         table.add_row(*cells)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(Fitted(table))
     for name, size in settings.get("stops_paying_at", {}).items():
         console.print(
             f"{name}: " + ("pays at every batch size" if size is None else f"stops paying at batch size {size}")

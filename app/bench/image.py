@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from outrider.image import ImageModel
     from outrider.image.evaluation.bench import Row
 
-_WIDTH = 132  # of the table; a narrower terminal wraps its lines
 _JUDGED = ("KID", "FID", "LPIPS", "top-5")  # the measures of quality in the table; the JSON has all of them
 
 
@@ -84,6 +83,7 @@ def image(
     from rich.console import Console
     from tqdm import tqdm
 
+    from outrider.app.viz.fitted import Fitted
     from outrider.core.bench.settings import combine
     from outrider.core.errors import unknown
     from outrider.image.evaluation import bench
@@ -115,8 +115,7 @@ def image(
     with tqdm(total=num_prompts * count, unit="image", leave=False, disable=None) as bar:
         judging = None if judges is None else judges.of_results
         rows = bench.measure(im, repeated, settings, quality=judging, progress=bar.update, **options_of_all)
-    console = Console()
-    (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
+    Console().print(Fitted(_table(rows)))
     if output is not None:
         about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": num_prompts, **options_of_all}
         if judges is not None:

@@ -34,6 +34,7 @@ def precision(
 
     from outrider import text
     from outrider.app.options import file_size
+    from outrider.app.viz.fitted import Fitted
     from outrider.core.trace import machine, versions
     from outrider.text.bench.precision import REFERENCE, Precision, compare
     from outrider.text.bench.run import load_prompts
@@ -68,4 +69,4 @@ def precision(
     for row in rows:
         speeds = (f"{speed:.1f}" for speed in (row.tokens_per_second, row.slowest, row.fastest))
         table.add_row(row.dtype, file_size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *speeds)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(Fitted(table))

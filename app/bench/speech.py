@@ -184,16 +184,18 @@ def draw(console: Console, report: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     from outrider.app.bench.tables import remarks, sampling_name
+    from outrider.app.viz.fitted import Fitted
 
     settings, rows = report["settings"], report["rows"]
     device = settings["device"] if settings["device"] != "cpu" else f"{report['machine'].get('threads', '?')} threads"
     count = f"{settings['prompts']} of {settings['prompts_wanted']} sentences"
     sampling = sampling_name(settings["temperature"])
     console.print(Text(f"{settings['model']}, {settings['dtype']}, {device}; {count}, {sampling}", style="bold"))
-    console.print(_speeds(rows), _real_time_factors(rows))
+    console.print(Fitted(_speeds(rows)), Fitted(_real_time_factors(rows)))
     if report["judged"]:
         qualities = {**report["ladder"], **{row["setting"]: row["quality"] for row in rows}}
-        console.print(quality_table(f"Speech quality over {report['judged']} sentences", qualities, "plain"))
+        table = quality_table(f"Speech quality over {report['judged']} sentences", qualities, "plain")
+        console.print(Fitted(table))
     for line in remarks({**report, "rows": [{**row, "drafter": row["setting"]} for row in rows]}):
         console.print(line, soft_wrap=True)
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.app.options import file_size
+from outrider.app.viz.fitted import Fitted
 
 Row = Mapping[str, Any]
 Cell = str | Text
@@ -27,15 +28,15 @@ def draw(console: Console, report: Mapping[str, Any]) -> None:
     """Print all tables and the remarks on them."""
     settings, rows = report["settings"], [*report["rows"], *report["peers"]]
     console.print(Text(_headline(report), style="bold"))
-    console.print(_figures(rows, wide=console.width >= _WIDE))
+    console.print(Fitted(_figures(rows, wide=console.width >= _WIDE)))
     looping = settings.get("looping", [])
     without = [{**row, **part} for row in rows if (part := row["without_looping"])]
     if looping and without:
         title = f"Without the {len(looping)} of {settings['prompts']} prompts on which plain decoding repeats itself"
-        console.print(_figures(without, title, wide=console.width >= _WIDE))
+        console.print(Fitted(_figures(without, title, wide=console.width >= _WIDE)))
     tasks = sorted({task for row in report["rows"] for task in row["tasks"]})
     if len(tasks) > 1:
-        console.print(_by_task(rows, tasks))
+        console.print(Fitted(_by_task(rows, tasks)))
     for line in remarks(report):
         console.print(line, soft_wrap=True)
 

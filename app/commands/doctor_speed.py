@@ -140,6 +140,8 @@ def _table(console: Console, title: str, names: list[str], columns: Mapping[str,
     from rich.table import Table
     from rich.text import Text
 
+    from outrider.app.viz.fitted import Fitted
+
     table = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
     )
@@ -149,7 +151,7 @@ def _table(console: Console, title: str, names: list[str], columns: Mapping[str,
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    console.print(Fitted(table))
     for column, description in columns.items():
         console.print(Text.assemble((f"{column}: ", "bold"), description))
     console.print()

@@ -17,7 +17,6 @@ import typer
 from outrider.app.options import DEVICE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
 from outrider.core.assets.files import write_atomically
 
-_WIDTH = 140  # columns of the table; narrower terminals wrap it
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
 RetrievalStride = Annotated[int, typer.Option(min=1, help="Tokens generated between two retrievals.")]
 QueryLength = Annotated[int, typer.Option(min=1, help="Most recent tokens used as the query.")]
@@ -117,6 +116,7 @@ def bench_rag(
     from rich.console import Console
 
     from outrider.app.bench.progress import bar
+    from outrider.app.viz.fitted import Fitted
     from outrider.text.rag.documents import questions as load_questions
     from outrider.text.rag.methods import ANSWER_METHODS, METHODS, Answerer, RagBench, report
     from outrider.text.rag.retrievers import RETRIEVERS
@@ -150,8 +150,7 @@ def bench_rag(
     if json_file is not None and str(json_file) == "-":
         print(text)
         return
-    console = Console(highlight=False)
-    (console if console.width >= _WIDTH else Console(width=_WIDTH, highlight=False)).print(_table(results, times))
+    Console(highlight=False).print(Fitted(_table(results, times)))
     if json_file is not None:
         write_atomically(json_file, text + "\n")
     if page is not None:

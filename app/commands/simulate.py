@@ -209,6 +209,7 @@ def show(data: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from outrider.app.viz.fitted import Fitted
     from outrider.core.cost.simulate import ASSUMED, DEVICES, WORD, Model, simulate
 
     console = Console(highlight=False)
@@ -220,7 +221,7 @@ def show(data: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
         error = simulation.speedup / measured - 1
         verdict = "fitted to" if fitted else "within 15 %" if abs(error) <= WITHIN else "NOT within 15 %"
         table.add_row(simulation.drafter, f"{measured:.2f}x", f"{simulation.speedup:.2f}x", f"{error:+.0%}", verdict)
-    console.print(table)
+    console.print(Fitted(table))
     console.print(
         f"The {WORD} is {device.source} in bfloat16; the cost of unpacking fewer bits is that of matrix products timed "
         "without decoding.",
@@ -236,7 +237,7 @@ def show(data: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
         runs = [simulate(simulated, model, workload, width=int(facts["width"])) for workload in workloads]
         cells = (f"{run.speedup:.2f}x, {run.tokens_per_second:.0f} tokens / s" for run in runs)
         table.add_row(simulated.name, *cells)
-    console.print(table)
+    console.print(Fitted(table))
     for simulated in DEVICES.values():
         console.print(f"{simulated.name}: {simulated.source}", soft_wrap=True)
     console.print(f"Every figure of the table is a {WORD}; {ASSUMED}.", soft_wrap=True)
