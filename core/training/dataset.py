@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import PassLayout
 from outrider.core.errors import InvalidOption
 from outrider.core.trace import Step
 from outrider.core.training.draft_head import Batch
@@ -52,7 +53,7 @@ class Teacher(Protocol):
 
 
 class DecoderTeacher:
-    """Our own decoder as a teacher: the prefill of whole rows."""
+    """Our own decoder as a teacher: one pass over whole rows."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -60,11 +61,34 @@ class DecoderTeacher:
         self._heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
-        """The states [B, T, D] of every token. A prefill omits the last token's, so each row gets one more token."""
+        """The states [B, T, D] of every token."""
+        if self.device.type == "cpu":
+            return self._prefill(rows, needs)
+        return self._pass(rows, needs)
+
+    def _prefill(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
+        """By the decoder's prefill, which omits the last token's states: each row gets one more token."""
         try:
             return self.decoder.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
         finally:
             self.decoder.end()
+
+    @torch.no_grad()
+    def _pass(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
+        """By one pass, whose layers all write the same memory in place of a cache."""
+        network, longest = self.decoder.network, max(map(len, rows))
+        network.ensure_positions(longest)
+        tokens = np.zeros((len(rows), longest), np.int64)
+        for row, ids in enumerate(rows):
+            tokens[row, : len(ids)] = ids
+        place = torch.arange(longest, device=self.device)
+        layout = PassLayout(place[None], longest, (place <= place[:, None])[None], 0)
+        cfg, shape = network.config, (1, len(rows), 2 * network.config.kv_heads, longest, network.config.head_dim)
+        store = torch.empty(shape, dtype=network.dtype, device=self.device).expand(cfg.layers, -1, -1, -1, -1)
+        tapped: dict[str, list[Tensor]] = {tap: [] for tap in needs | {"last"}}
+        x = network.embed(torch.from_numpy(tokens).to(self.device))
+        network.final_norm(network.run(x, store, layout, tapped), len(rows), tapped)
+        return {tap: states for tap, (states,) in tapped.items()}
 
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
         """States [N, D] -> logits [N, V], or over a reduced vocabulary [N, R]."""

@@ -5,6 +5,7 @@ else is known about the draft head. `resolve` returns them by name."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,12 +19,12 @@ from outrider.core.kernels import native
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # draft head [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
 
-_ROWS = 64  # per chunk
+_ROWS = (64, 1 << 14)  # per chunk, on a CPU and elsewhere
 
 
 class _Divergence(torch.autograd.Function):
-    """sum p (log p - log softmax(z)) and its gradient softmax(z) - p, computed together in chunks of rows that fit into
-    the processor's cache."""
+    """sum p (log p - log softmax(z)) and its gradient softmax(z) - p, computed together: by compiled kernels, else in
+    chunks of rows, which on a CPU fit into its cache."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, log_p: Tensor) -> Tensor:
@@ -31,9 +32,14 @@ class _Divergence(torch.autograd.Function):
             each, back = native.divergence(z, log_p)
             ctx.save_for_backward(back)
             return each
+        if z.is_cuda and (fused := _triton()) is not None:  # pragma: CUDA
+            each, back = fused(z, log_p)
+            ctx.save_for_backward(back)
+            return each
         each, back = log_p.new_empty(len(z)), torch.empty_like(z)
-        for start in range(0, len(z), _ROWS):
-            rows = slice(start, start + _ROWS)
+        size = _ROWS[z.device.type != "cpu"]
+        for start in range(0, len(z), size):
+            rows = slice(start, start + size)
             known = log_p[rows]
             log_q, p = z[rows].float().log_softmax(-1), known.exp()
             each[rows] = torch.linalg.vecdot(p, known - log_q)
@@ -45,6 +51,16 @@ class _Divergence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (back,) = ctx.saved_tensors
         return back * grad[:, None].to(back.dtype), None
+
+
+@functools.cache
+def _triton() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """The divergence in Triton, where that is installed."""
+    try:
+        from outrider.core.kernels.triton_divergence import divergence
+    except ImportError:
+        return None
+    return divergence
 
 
 def _kernel_supports(z: Tensor, log_p: Tensor) -> bool:

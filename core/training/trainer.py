@@ -205,8 +205,10 @@ class Trainer:
             loss = self.training.loss(name, model, batch)
             self.accelerator.backward(loss)
             norm = self.accelerator.clip_grad_norm_(model.parameters(), self.plan.clip)
-            value = float(loss.detach())
-            if math.isfinite(value) and math.isfinite(float(norm)):
+            value, norm = torch.stack(
+                [loss.detach().float(), torch.as_tensor(norm, device=loss.device).float()]
+            ).tolist()
+            if math.isfinite(value) and math.isfinite(norm):  # the step's only wait for the device
                 for optimiser in self._optimisers[name]:
                     optimiser.step()
                 losses[name] = _SMOOTHING * losses.get(name, value) + (1 - _SMOOTHING) * value

@@ -21,12 +21,14 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
+from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.protocol import Target
 from outrider.core.rules.exact import Exact
 from outrider.core.step_recorder import Record
 from outrider.core.training.dataset import Lesson
 from outrider.text.model import TextModel
+from outrider.text.training.generation import continue_rows, draws_simply
 
 OPENINGS = (  # beginnings of prompts that the target writes; empty: its own choice
     *[""] * 8,
@@ -45,7 +47,7 @@ _TASKS = (
     ("extraction", "List the main points of this text.\n\n{text}"),
 )
 _TOPICS = re.compile(r"\b(?:[A-Z][a-z]{3,}(?: [A-Z][a-z]+)*|[a-z]{7,})\b")
-_BATCH_TOKENS = 24_000  # prompts and answers of one batch
+_BATCH_TOKENS = (24_000, 600_000)  # prompts and answers of one batch, on a CPU and elsewhere
 
 
 class DataError(OutriderError):
@@ -185,10 +187,13 @@ def outputs(
     model: Target | None = None,
 ) -> list[list[int]]:
     """Decode prompts in one batch with the target, or with another model of its vocabulary."""
+    target = model or lm.target()
+    if type(target) is Decoder and target.device.type != "cpu" and draws_simply(sampling):
+        return continue_rows(target, prompts, sampling, limit, seed=seed)
     answers: list[list[int]] = [[] for _ in prompts]
     record = Record(nodes=False)
     for step in decode(
-        model or lm.target(), None, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
+        target, None, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
     ):
         answers[step.row] += step.emitted
     return answers
@@ -215,8 +220,9 @@ class Writer:
                 self.known.add(ids)
                 rows.append((ids, kind))
         rows.sort(key=lambda row: len(row[0]))
+        tokens = _BATCH_TOKENS[self.lm.device != "cpu"]
         while rows and (until is None or time.monotonic() < until):
-            size = max(min(self.rows, _BATCH_TOKENS // (len(rows[-1][0]) + self.limit)), 1)
+            size = max(min(self.rows, tokens // (len(rows[-1][0]) + self.limit)), 1)
             batch, rows = rows[-size:], rows[:-size]
             yield from self._batch(batch, temperature)
 

@@ -282,7 +282,7 @@ def _write(lm: TextModel, request: TrainingRequest, file: Path, say: Callable[[s
     tokens = sum(len(lesson.answer) for lesson in data.read(file))
     if not pending and tokens >= ENOUGH:
         return
-    rows = 32 if lm.device == "cpu" else 256
+    rows = 32 if lm.device == "cpu" else 1024
     writer = data.Writer(lm, file, rows=rows, seed=request.seed + tokens)
     deadline = time.monotonic() + 20 * request.minutes
     say(f"{lm.name} generates training answers in {file}")

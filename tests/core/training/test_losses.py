@@ -109,3 +109,19 @@ def test_losses_of_16_bit_logits_agree_with_32_bits(code: bool, monkeypatch: pyt
     (wanted * torch.arange(1, 6)).sum().backward()
     assert narrow.grad is not None and wide.grad is not None
     torch.testing.assert_close(narrow.grad.double(), wide.grad, atol=1e-5, rtol=1e-2)
+
+
+@pytest.mark.gpu
+def test_the_divergence_in_triton_is_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, known = (torch.randn(33, 5000, generator=generator).mul(4) for _ in range(2))
+    log_p = known.log_softmax(-1)
+    results = []
+    for device in ("cpu", "cuda"):
+        logits = z.to(device, copy=True).requires_grad_()
+        each = kl(logits, log_p.to(device), torch.zeros(33, dtype=torch.long, device=device))
+        each.sum().backward()
+        assert logits.grad is not None
+        results.append((each.detach().cpu(), logits.grad.cpu()))
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-4)

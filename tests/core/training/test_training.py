@@ -80,6 +80,16 @@ def test_rows_of_unequal_length_are_read_as_alone(target: Decoder) -> None:
     assert together.live.sum(1).tolist() == [5, 2, 8]
 
 
+def test_one_pass_gives_the_states_of_the_prefill() -> None:
+    teacher = DecoderTeacher(Decoder.random(CONFIG, 0))
+    rows, needs = [[1, 2, 3], list(range(20)), [4]], frozenset({"layer.1", "embedding"})
+    known, states = teacher._prefill(rows, needs), teacher._pass(rows, needs)
+    assert known.keys() == states.keys() == needs | {"last"}
+    for tap in known:
+        for row, ids in enumerate(rows):
+            torch.testing.assert_close(states[tap][row, : len(ids)], known[tap][row, : len(ids)])
+
+
 def test_batches_have_every_example_once_within_the_token_limit() -> None:
     rows = [Lesson((1,) * (n % 7 + 1), (2,) * (n % 11 + 1), str(n)) for n in range(200)]
     found = batches(rows, 64, 5, max_length=18)
