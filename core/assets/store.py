@@ -51,6 +51,8 @@ __all__ = [
 _NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin"})
 _MAX_TENSORS = 10_000
 _SIZES = ".sizes.json"  # of the files of a converted folder
+_LEAST_BYTES = 0.5  # of a parameter: weights of 4 bits
+_FREE_BYTES = 16 << 20  # by which a model may exceed its file
 _PATIENCE = 1.0  # seconds of loading without a progress bar
 HUB_FILES = (
     "*.safetensors",
@@ -351,7 +353,7 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str 
     from transformers.utils import logging
 
     read_json(folder / "config.json")  # raises if it names code
-    _files(folder)  # raises if there are no safetensors
+    _check_size(folder, kind)
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -375,6 +377,28 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str 
             + "; a file may be missing"
         )
     return model.to(device)
+
+
+def _check_size(folder: Path, kind: str) -> None:
+    """Raise if a model is larger than its weights can be, before memory is taken for it. A missing entry of config.json
+    has the default of the class, which is often a model of 7 billion parameters."""
+    import torch
+    import transformers
+
+    stored = sum(file.stat().st_size for file in _files(folder))  # raises if there are no safetensors
+    maker = getattr(transformers, kind)
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        with torch.device("meta"):
+            model = (maker.from_config if hasattr(maker, "from_config") else maker._from_config)(config)
+    except Exception:  # loading it says why
+        return
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    if parameters * _LEAST_BYTES > stored + _FREE_BYTES:
+        raise AssetError(
+            f"config.json in {folder} describes a model of {parameters:,} parameters, but its weights have only "
+            f"{stored:,} bytes; the two do not belong together, or config.json lacks an entry"
+        )
 
 
 def transformers_processor(folder: Path) -> Any:

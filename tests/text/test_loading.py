@@ -167,6 +167,11 @@ def _remove(name: str) -> Any:
             AssetError,
             "code of its own",
         ),
+        (
+            _config(model_type="gpt2", n_embd=4096),
+            AssetError,
+            "parameters, but its weights have only .* lacks an entry",
+        ),
         (_config(vocab_size=250), OutriderError, "has the shape|belong together"),
         (_remove("config.json"), LoadError, "no config.json"),
         (_remove("model.safetensors"), AssetError, "no safetensors"),
