@@ -168,7 +168,7 @@ def _remove(name: str) -> Any:
             "code of its own",
         ),
         (
-            _config(model_type="gpt2", n_embd=4096),
+            _config(model_type="gpt2", hidden_size=4096, num_attention_heads=64),
             AssetError,
             "parameters, but its weights have only .* lacks an entry",
         ),
