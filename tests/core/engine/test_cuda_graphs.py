@@ -4,7 +4,6 @@ graphs."""
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.testing.cache_audit import random_draft, random_verdict
 from outrider.core.testing.conformance import random_draft_head, trial_drafter
+from outrider.core.testing.cuda_device import cuda_device
 
 pytestmark = pytest.mark.slow
 CONFIG = Config(vocabulary=61, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
@@ -285,18 +285,14 @@ def test_captured_rounds_emit_the_same_tokens_and_synchronise_once(name: str, sa
     small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
     drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].test_options[0], lambda: small)
     steps = decode(captured, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
-    while next(steps).index < 40:  # until all shapes are captured
-        pass
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
-            first = next(steps).index
-            last = next(step for step in steps if step.index > first + 5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with cuda_device() as device:
+        while next(steps).index < 40:  # until all shapes are captured
+            pass
+        device.reset()
+        first = next(steps).index
+        last = next(step for step in steps if step.index > first + 5)
         steps.close()  # type: ignore[attr-defined]
-    assert sum("synchroniz" in str(warning.message) for warning in waits) <= last.index - first
+        assert device.counts.waits <= last.index - first, device.counts.places
 
 
 @pytest.mark.gpu
