@@ -169,6 +169,10 @@ class Run:
         stop: Stop | None,
         record: Record,
     ) -> None:
+        if sampling.constraint is not None and not rule.lossless:
+            raise Incompatible(
+                "a relaxed rule may accept tokens that the constraint forbids; use an exact rule, such as the default"
+            )
         self.target, self.drafter = target, drafter
         self.rule = target.captured(rule) if isinstance(target, CapturingTarget) else rule
         self._overlapped = drafter if isinstance(drafter, OverlappedDrafter) else None

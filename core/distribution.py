@@ -1,4 +1,5 @@
-"""The only place where logits become distributions: penalties, processors, temperature, top-k, top-p, min-p.
+"""The only place where logits become distributions: penalties, processors, constraint, temperature, top-k, top-p,
+min-p.
 
 A distribution is dense (over the whole vocabulary) or has a support: top-k leaves k tokens and temperature 0 leaves
 one, so greedy decoding is the same code with distributions of width 1. Independent of drafts, targets and rules."""
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.constraint import Constraint, PathMasks, masked
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels.topk import argmax, largest
 
@@ -35,6 +37,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     entropy_aware: bool = False  # a temperature by each distribution's entropy: see `entropy_temperature`
     processors: tuple[LogitsProcessor, ...] = ()  # applied to prompt and output so far; must be pure functions
+    constraint: Constraint | None = None  # what the output must obey; applied after penalties and processors
     end: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,13 +66,13 @@ class Sampling:
 
     @property
     def unscaled(self) -> Sampling:
-        """The same penalties and processors at temperature 1, without top-k, top-p and min-p."""
+        """The same penalties, processors and constraint at temperature 1, without top-k, top-p and min-p."""
         return replace(self, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, entropy_aware=False)
 
     @property
     def remembers(self) -> bool:
         """Whether distributions depend on earlier tokens other than through the model's logits."""
-        return self.penalises or bool(self.processors)
+        return self.penalises or bool(self.processors) or self.constraint is not None
 
     @property
     def penalises(self) -> bool:
@@ -210,8 +213,8 @@ def residual(p: Distribution, q: Tensor, f: Tensor | None = None) -> Distributio
 
 
 class LogitsPipeline:
-    """Makes distributions for one batch: the sampling options, the token counts that penalties need, and the token ids
-    that processors take."""
+    """Makes distributions for one batch: the sampling options, the token counts that penalties need, the token ids
+    that processors take, and the masks of a constraint. A copy is not changed by what happens to the original."""
 
     def __init__(
         self, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
@@ -221,6 +224,7 @@ class LogitsPipeline:
         self._prompted: Tensor | None = None  # [B, V] how often the prompt has each token
         self._emitted: Tensor | None = None
         self._sequences: list[list[int]] | None = [list(prompt) for prompt in prompts] if sampling.processors else None
+        self.masks = None if sampling.constraint is None else PathMasks.of(sampling.constraint, len(prompts))
         if sampling.penalises:
             self._prompted = torch.zeros(len(prompts), vocabulary, device=device)
             self._emitted = torch.zeros_like(self._prompted)
@@ -230,6 +234,8 @@ class LogitsPipeline:
 
     def arrange(self, order: Sequence[int]) -> None:
         """Row i becomes what row order[i] was; -1: an empty row."""
+        if self.masks is not None:
+            self.masks = self.masks.arranged(order)
         if self._sequences is not None:
             self._sequences = [self._sequences[place] if place >= 0 else [] for place in order]
         if self._prompted is None or self._emitted is None:
@@ -242,6 +248,8 @@ class LogitsPipeline:
 
     def enter(self, row: int, prompt: Sequence[int]) -> None:
         """Start a row with this prompt."""
+        if self.masks is not None:
+            self.masks = self.masks.entered(row)
         if self._sequences is not None:
             self._sequences = [*self._sequences[:row], list(prompt), *self._sequences[row + 1 :]]
         if self._prompted is None or self._emitted is None:
@@ -254,17 +262,23 @@ class LogitsPipeline:
     def row(self, row: int) -> LogitsPipeline:
         """The pipeline of one row."""
         alone = copy.copy(self)
+        if self.masks is not None:
+            alone.masks = self.masks.arranged([row])
         if self._sequences is not None:
             alone._sequences = self._sequences[row : row + 1]
         if self._prompted is not None and self._emitted is not None:
             alone._prompted, alone._emitted = self._prompted[row : row + 1], self._emitted[row : row + 1]
         return alone
 
-    def commit(self, tokens: Tensor) -> None:
-        """Tokens [B, K] were emitted; -1 is padding."""
-        if self._sequences is not None:  # new lists, since marks may hold the old ones
-            rows = zip(self._sequences, tokens.tolist(), strict=True)
-            self._sequences = [[*before, *(token for token in row if token >= 0)] for before, row in rows]
+    def commit(self, tokens: Tensor, known: Sequence[Sequence[int]] | None = None) -> None:
+        """Tokens [B, K] were emitted; -1 is padding. `known`: the same on the host, if it has them."""
+        if self._sequences is not None or self.masks is not None:
+            new = tokens.tolist() if known is None else known
+            if self.masks is not None:
+                self.masks = self.masks.committed(new)
+            if self._sequences is not None:  # new lists, since marks may hold the old ones
+                rows = zip(self._sequences, new, strict=True)
+                self._sequences = [[*before, *(token for token in row if token >= 0)] for before, row in rows]
         if self._emitted is not None:
             self._emitted = self._emitted + self._count(tokens)
 
@@ -272,13 +286,18 @@ class LogitsPipeline:
         counts = torch.zeros(*tokens.shape[:-1], self.vocabulary, device=tokens.device)
         return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
 
-    def distribution(self, logits: Tensor, path: Tensor | None = None, *, unscaled: bool = False) -> Distribution:
-        """Logits [B, ..., V] and, for penalties and processors, the uncommitted tokens before each row [B, ..., D] ->
-        distributions; `unscaled`: at temperature 1 and uncut, whatever the sampling is."""
+    def distribution(
+        self, logits: Tensor, path: Tensor | None = None, bits: Tensor | None = None, *, unscaled: bool = False
+    ) -> Distribution:
+        """Logits [B, ..., V] and, for penalties and processors, the uncommitted tokens before each row [B, ..., D], for
+        a constraint the bits of `masks` -> distributions; `unscaled`: at temperature 1 and uncut, whatever the sampling
+        is."""
         if self._emitted is not None:
             logits = self._penalise(logits, path)
         if self._sequences is not None:
             logits = self._process(logits, path)
+        if bits is not None:
+            logits = masked(logits, bits)
         return to_distribution(logits, self.sampling.unscaled if unscaled else self.sampling)
 
     def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:

@@ -14,9 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import fetch, upload
 from outrider.core.distribution import Distribution
 from outrider.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """The tokens and parents [B, N] of a draft as lists, and the tensor of tokens that they are."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    of: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Draft:
     note: tuple[str, ...] | None = None  # per row, for the trace: which drafter drafted, or why none did
     embeddings: Tensor | None = None  # [K, D] the target's inputs for probes with the ids V, V + 1, ...
     carry: object = None  # state that the target can continue from, such as hidden states at an exit
+    host: OnHost | None = None  # set where the draft was made on the host, to spare a transfer
     mixed: bool = field(default=True)  # whether drawn and fixed nodes can be siblings; False saves work
 
     @property
@@ -61,6 +71,29 @@ class Draft:
     def offsets(self) -> Tensor:
         """[B|1, N] offset from the root: each node's position for the target."""
         return self.tree.depths + 1 if self.positions is None else self.positions
+
+    @cached_property
+    def on_host(self) -> OnHost:
+        """On CUDA a transfer, unless the draft is empty or was made on the host."""
+        if self.host is not None and self.host.of is self.tokens:
+            return self.host
+        tokens, parents = (
+            (part.tolist() for part in fetch(self.tokens, self.tree.parents.expand_as(self.tokens).contiguous()))
+            if self.size
+            else ([[] for _ in range(self.rows)],) * 2
+        )
+        return OnHost(tokens, parents, self.tokens)
+
+    @cached_property
+    def host_paths(self) -> list[list[list[int]]]:
+        """For each row the uncommitted tokens on the path to the root (none) and to each node, on the host."""
+        rows = []
+        for tokens, parents in zip(self.on_host.tokens, self.on_host.parents, strict=True):
+            paths: list[list[int]] = [[]]
+            for token, parent in zip(tokens, parents, strict=True):
+                paths.append([*paths[parent + 1], token])
+            rows.append(paths)
+        return rows
 
     @classmethod
     def empty(cls, rows: int, device: torch.device | str = "cpu") -> Draft:
@@ -246,6 +279,12 @@ class Verdict:
     def parts(self) -> tuple[Tensor, ...]:
         """The tensors that every verdict has, in the order of the fields."""
         return self.path, self.accepted, self.token, self.resampled, self.tried, self.chance, self.p, self.q
+
+    def known(self, count: Tensor) -> list[list[int]] | None:
+        """The tokens kept of each row if the host has them and `count` is the loop's, else None."""
+        if self.outcome is None or count is not self.count:
+            return None
+        return [tokens[:count] for tokens, count in zip(self.outcome.tokens, self.outcome.counts, strict=True)]
 
     def emitted(self, draft: Draft) -> Tensor:
         """[B, D + 1] the accepted tokens and the target's own; -1 pads."""

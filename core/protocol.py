@@ -6,6 +6,7 @@ Independent of what a token means. Over 400 lines, since the contract belongs to
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.device import upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import NotFinite
@@ -55,7 +57,8 @@ class Scores:
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
         self._logits = _finite(logits) if isinstance(logits, Tensor) else logits
-        self._pipeline = pipeline
+        self._pipeline = copy.copy(pipeline)  # its state before the verdict on this draft
+        self._bits: Tensor | None = None  # a constraint's, of all rows from `first` on
         self._all_distributions: Distribution | None = None
 
     @property
@@ -115,12 +118,12 @@ class Scores:
         return self.distributions(row[:, None]).column(0)
 
     def distributions(self, rows: Tensor | None = None) -> Distribution:
-        """The distributions after rows [B, K] -> [B, K, S]; by default after every row from `first` on, which is cached
-        unless the sampling depends on earlier tokens."""
+        """The distributions after rows [B, K] -> [B, K, S]; by default after every row from `first` on, which is
+        cached."""
         if self._all_distributions is not None:
             return self._all_distributions if rows is None else self._all_distributions.rows(rows - self.first)
-        distributions = self._pipeline.distribution(self.logits(rows), self._path(rows))
-        if rows is None and not self.sampling.remembers:
+        distributions = self._pipeline.distribution(self.logits(rows), self._path(rows), self._allowed(rows))
+        if rows is None:
             self._all_distributions = distributions
         return distributions
 
@@ -129,18 +132,36 @@ class Scores:
         confidence is read from."""
         if self.sampling == self.sampling.unscaled:
             return self.distributions(rows)
-        return self._pipeline.distribution(self.logits(rows), self._path(rows), unscaled=True)
+        return self._pipeline.distribution(self.logits(rows), self._path(rows), self._allowed(rows), unscaled=True)
 
     def _path(self, rows: Tensor | None) -> Tensor | None:
-        """The drafted tokens before each row, if the sampling depends on them."""
+        """The drafted tokens before each row, if penalties or processors depend on them."""
         path = None
-        if self.sampling.remembers and self.draft.size:
+        if (self.sampling.penalises or self.sampling.processors) and self.draft.size:
             paths = self.draft.path_tokens()
             wanted = self._all_rows() if rows is None else rows
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
                 path = torch.where(path < self.vocabulary, path, -1)  # probes with embeddings are not tokens
         return path
+
+    def _allowed(self, rows: Tensor | None) -> Tensor | None:
+        """The bits [B, K, W] of the ids that a constraint allows after each row. On a CPU only of the rows asked for;
+        on CUDA of all at once, as the host does not know which those are."""
+        masks = self._pipeline.masks
+        if masks is None:
+            return None
+        device = self.lengths.device
+        if rows is not None and device.type == "cpu":
+            pairs = zip(self.draft.host_paths, rows.tolist(), strict=True)
+            return masks.bits([[paths[row] for row in wanted] for paths, wanted in pairs], self.vocabulary)
+        if self._bits is None:
+            paths = [paths[self.first :] for paths in self.draft.host_paths]
+            self._bits = upload(masks.bits(paths, self.vocabulary), device)
+        if rows is None:
+            return self._bits
+        index = (rows - self.first)[..., None].expand(-1, -1, self._bits.shape[-1])
+        return self._bits.gather(1, index)
 
     def position(self, row: Tensor) -> Tensor:
         """The position in its sequence of the token after each row [B, ...]; the prompt's first token has 0."""

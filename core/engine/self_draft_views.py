@@ -210,7 +210,7 @@ class View:
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         """Update the penalties; the model moves the rows of the shared cache."""
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
         self._reset()
 
     def mark(self) -> object:

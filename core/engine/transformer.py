@@ -302,7 +302,7 @@ class Decoder:
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._pipeline.commit(self.cache.keep(draft, verdict, count))
+        self._pipeline.commit(self.cache.keep(draft, verdict, count), verdict.known(count))
 
     def mark(self) -> object:
         return Mark(self.cache.mark(), copy.copy(self._pipeline))

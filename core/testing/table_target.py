@@ -110,7 +110,7 @@ class TableTarget:
         tokens = committed(draft, verdict, count)
         self._roll(tokens)
         self._lengths = self._lengths + count
-        self._pipeline.commit(tokens)
+        self._pipeline.commit(tokens, verdict.known(count))
 
     def mark(self) -> object:
         return self._context, self._lengths, copy.copy(self._pipeline)
@@ -184,7 +184,7 @@ class TableView:
         return torch.where(exists[..., None], self.table.logits(before, self.blur), 0)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
 
     def carry(self) -> None:
         """Nothing is computed that could be reused."""

@@ -160,7 +160,7 @@ class Translated:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         rows = zip(verdict.rows(draft), count.tolist(), strict=True)
         self._reading.add([tokens[:kept] for tokens, kept in rows])
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
         self._lengths = self._lengths + count
 
     def mark(self) -> object:

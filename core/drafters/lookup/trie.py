@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, OnHost
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
 
@@ -114,4 +115,6 @@ def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
         width = max(max(Counter(parents).values()) for parents in shapes)
         tree = Tree(upload(shapes, device, torch.long), depth, width)
     belief = upload(beliefs, device, torch.float64)
-    return Draft.guess(upload(tokens, device, torch.long), tree, upload(live, device), belief)
+    ids = upload(tokens, device, torch.long)
+    draft = Draft.guess(ids, tree, upload(live, device), belief)
+    return replace(draft, host=OnHost(tokens, [list(parents) for parents in shapes], ids))

@@ -77,7 +77,7 @@ class Skipping:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         for view in self._views.values():
             view.keep(draft, verdict, count)
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
 
     def mark(self) -> object:
         return [view.mark() for view in self._views.values()]

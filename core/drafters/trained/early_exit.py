@@ -86,7 +86,7 @@ class Early(HeadRunner):
         """Take the accepted tokens' states from the target's pass; the new root's is computed next."""
         before = self.cache.rows
         self.cache.scored = min(self.cache.scored, 0)
-        self._pipeline.commit(self.cache.keep(draft, verdict, count))
+        self._pipeline.commit(self.cache.keep(draft, verdict, count), verdict.known(count))
         assert self.view is not None
         self.view.keep(draft, verdict, count)
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)

@@ -33,12 +33,14 @@ class _Reduced(LogitsPipeline):
 
     ids: Tensor | None = None
 
-    def distribution(self, logits: Tensor, path: Tensor | None = None, *, unscaled: bool = False) -> Distribution:
+    def distribution(
+        self, logits: Tensor, path: Tensor | None = None, bits: Tensor | None = None, *, unscaled: bool = False
+    ) -> Distribution:
         if self.ids is None:
-            return super().distribution(logits, path, unscaled=unscaled)
+            return super().distribution(logits, path, bits, unscaled=unscaled)
         if self.sampling.remembers:
             whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
-            return super().distribution(whole.index_copy_(-1, self.ids, logits), path, unscaled=unscaled)
+            return super().distribution(whole.index_copy_(-1, self.ids, logits), path, bits, unscaled=unscaled)
         distribution = to_distribution(logits, self.sampling.unscaled if unscaled else self.sampling)
         tokens = (
             self.ids.expand_as(distribution.probs) if distribution.tokens is None else self.ids[distribution.tokens]
@@ -233,7 +235,7 @@ class HeadRunner:
         """The committed tokens become pending, with the target's hidden states; draft nodes are dropped."""
         before, features = self.cache.rows, self._features()
         self.cache.scored = min(self.cache.scored, 0)
-        self._pipeline.commit(self.cache.keep(draft, verdict, count))
+        self._pipeline.commit(self.cache.keep(draft, verdict, count), verdict.known(count))
         rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp(min=0)  # after which each token was emitted
         fresh = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
         self._pending = carried(before, self.cache.rows, torch.cat([self._pending, fresh], 1))

@@ -118,7 +118,7 @@ class Guided:
         )
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
         if self.streams == 2:
             outcome = None if verdict.outcome is None else verdict.outcome + verdict.outcome
             verdict = Verdict.of([_double(part) for part in verdict.parts], outcome)

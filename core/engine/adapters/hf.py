@@ -245,7 +245,7 @@ class TransformersTarget(SharesWeights):
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         rows, scored = self._rows, self._scored
         self._rows, tokens, kept = advance(rows, scored, draft, verdict, count, True)
-        self._pipeline.commit(tokens)
+        self._pipeline.commit(tokens, verdict.known(count))
         self._scored = -1
         if scored < 0:
             return

@@ -241,7 +241,7 @@ class RecurrentTarget(SharesWeights):
                 row.read, row.saved, row.fed = len(row.text) + len(accepted), None, []
             row.rewind()
             row.text += tokens[:kept]
-        self._pipeline.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count), verdict.known(count))
 
     def mark(self) -> object:
         for row in self._rows:

@@ -1,0 +1,238 @@
+"""Constraints on an output: which token ids may follow which, path by path.
+
+A `Constraint` starts a `Cursor` for each row; a cursor advances by tokens, retreats, and says which ids may follow.
+`PathMasks` holds the cursors of a batch and gives a mask for each node of a draft: a mask belongs to the path that
+leads to a node, not to its depth. Independent of what a token means and of how masks are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.errors import InvalidOption
+
+_WORD = 32  # ids of a mask's word
+
+
+class Cursor(Protocol):
+    """A place in one row's output."""
+
+    def advance(self, token: int) -> bool:
+        """Read a token; False if it may not follow, and the place stays."""
+
+    def retreat(self, count: int) -> None:
+        """Drop the last tokens read."""
+
+    def fill(self, words: np.ndarray) -> None:
+        """Set the bits of the ids that may follow; words [ceil(V / 32)] are int32 zeros, bit i of word w is id
+        32 w + i."""
+
+    def forced(self) -> list[int]:
+        """The tokens that follow whatever is chosen, as far as they are known. They are used as guesses, so another
+        way to write the same is no error."""
+
+    @property
+    def complete(self) -> bool: ...  # whether the output may end here, or has ended
+
+
+class Constraint(Protocol):
+    """Restricts the output of each row by itself. An end token is a token like others: where the output may end, it may
+    follow."""
+
+    def start(self) -> Cursor: ...
+
+
+class Walker:
+    """A cursor that goes to any output, by way of the longest common prefix with the last one."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.cursor = constraint.start()
+        self._place: list[int] = []
+
+    def reach(self, before: list[int], path: Sequence[int] = ()) -> bool:
+        """Go to the output `before` followed by `path`; False if the constraint forbids it, and the place is then
+        where it first does."""
+        place, wanted = self._place, [*before, *path]
+        common = len(before) if place[: len(before)] == before else 0
+        while common < min(len(place), len(wanted)) and place[common] == wanted[common]:
+            common += 1
+        if common < len(place):
+            self.cursor.retreat(len(place) - common)
+            del place[common:]
+        for token in wanted[common:]:
+            if not self.cursor.advance(token):
+                return False
+            place.append(token)
+        return True
+
+
+@dataclass(frozen=True)
+class PathMasks:
+    """The rows' committed outputs and cursors. Changes return a new object, since marks may hold the old one; cursors
+    are shared, as their place is not part of the state."""
+
+    constraint: Constraint
+    outputs: tuple[list[int], ...]
+    walkers: tuple[Walker, ...]
+
+    @classmethod
+    def of(cls, constraint: Constraint, rows: int) -> PathMasks:
+        return cls(constraint, tuple([] for _ in range(rows)), tuple(Walker(constraint) for _ in range(rows)))
+
+    def arranged(self, order: Sequence[int]) -> PathMasks:
+        """Row i becomes what row order[i] was; -1: an empty row."""
+        outputs = tuple(self.outputs[row] if row >= 0 else [] for row in order)
+        walkers = tuple(self.walkers[row] if row >= 0 else Walker(self.constraint) for row in order)
+        return PathMasks(self.constraint, outputs, walkers)
+
+    def entered(self, row: int) -> PathMasks:
+        """A new output starts in this row."""
+        return self.arranged([-1 if place == row else place for place in range(len(self.outputs))])
+
+    def committed(self, tokens: Sequence[Sequence[int]]) -> PathMasks:
+        """Tokens of each row were emitted; -1 is padding."""
+        rows = zip(self.outputs, tokens, strict=True)
+        outputs = tuple([*before, *(token for token in new if token >= 0)] for before, new in rows)
+        return PathMasks(self.constraint, outputs, self.walkers)
+
+    def bits(self, paths: Sequence[Sequence[Sequence[int]]], vocabulary: int) -> Tensor:
+        """For K uncommitted paths of each row (-1 pads), the ids that may follow, [B, K, ceil(V / 32)] int32 on the
+        host. Where the constraint forbids the path or lets nothing follow, all ids: no exact rule goes there."""
+        count = max(map(len, paths), default=0)
+        words = np.zeros((len(paths), count, -(-vocabulary // _WORD)), dtype=np.int32)
+        for walker, before, given, row in zip(self.walkers, self.outputs, paths, words, strict=True):
+            wanted = [[token for token in path if token >= 0] for path in given]
+            for place in sorted(range(len(wanted)), key=wanted.__getitem__):  # depth first: short ways for the cursor
+                if walker.reach(before, wanted[place]):
+                    walker.cursor.fill(row[place])
+                if not row[place].any():
+                    row[place] = -1
+        return torch.from_numpy(words)
+
+
+def masked(logits: Tensor, bits: Tensor) -> Tensor:
+    """Logits [..., V] with -inf where bits [..., ceil(V / 32)], on the same device, are 0. A row without any other
+    finite logit stays as it is."""
+    single = (bits[..., None] >> torch.arange(_WORD, device=bits.device)) & 1
+    allowed = single.flatten(-2)[..., : logits.shape[-1]] > 0
+    restricted = logits.masked_fill(~allowed, -torch.inf)
+    return torch.where(restricted.amax(-1, keepdim=True) > -torch.inf, restricted, logits)
+
+
+class _Places:
+    """A cursor over numbered states; retreats by remembering them."""
+
+    def __init__(self, start: int) -> None:
+        self._states = [start]
+
+    @property
+    def state(self) -> int:
+        return self._states[-1]
+
+    def go(self, state: int | None) -> bool:
+        if state is None:
+            return False
+        self._states.append(state)
+        return True
+
+    def retreat(self, count: int) -> None:
+        if count:
+            del self._states[-count:]
+
+
+def _set(words: np.ndarray, ids: Sequence[int]) -> None:
+    index = np.asarray(ids, dtype=np.int64)
+    bits = np.left_shift(np.uint32(1), (index % _WORD).astype(np.uint32), dtype=np.uint32)
+    np.bitwise_or.at(words.view(np.uint32), index // _WORD, bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """A finite automaton: `moves[state]` maps each token that may follow to the next state; the output starts in state
+    0 and may end in the states `ends`, whose end tokens are moves like others."""
+
+    moves: Mapping[int, Mapping[int, int]]
+    ends: frozenset[int] = frozenset()
+
+    def start(self) -> Cursor:
+        return _AutomatonCursor(self)
+
+
+class _AutomatonCursor(_Places):
+    def __init__(self, automaton: Automaton) -> None:
+        super().__init__(0)
+        self._automaton = automaton
+
+    def advance(self, token: int) -> bool:
+        return self.go(self._automaton.moves.get(self.state, {}).get(token))
+
+    def fill(self, words: np.ndarray) -> None:
+        _set(words, [*self._automaton.moves.get(self.state, {})])
+
+    def forced(self) -> list[int]:
+        forced, state = list[int](), self.state
+        while len(forced) <= len(self._automaton.moves):
+            ways = self._automaton.moves.get(state, {})
+            if len(ways) != 1:
+                break
+            ((token, state),) = ways.items()
+            forced.append(token)
+        return forced
+
+    @property
+    def complete(self) -> bool:
+        return self.state in self._automaton.ends
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Token i of the output must be one of `allowed[i]`; None and positions past the end allow every id. For images and
+    speech: a border, a region that stays as it is, a fixed ending."""
+
+    allowed: Sequence[Sequence[int] | None]
+
+    def __post_init__(self) -> None:
+        for place, ids in enumerate(self.allowed):
+            if ids is not None and (not len(ids) or min(ids) < 0):
+                raise InvalidOption(f"position {place} allows {ids!r:.60}; give at least one id, none below 0, or None")
+
+    def start(self) -> Cursor:
+        return _PositionsCursor(self.allowed)
+
+
+class _PositionsCursor(_Places):
+    def __init__(self, allowed: Sequence[Sequence[int] | None]) -> None:
+        super().__init__(0)
+        self._allowed = allowed
+
+    def _here(self) -> Sequence[int] | None:
+        return self._allowed[self.state] if self.state < len(self._allowed) else None
+
+    def advance(self, token: int) -> bool:
+        ids = self._here()
+        return self.go(self.state + 1 if ids is None or token in ids else None)
+
+    def fill(self, words: np.ndarray) -> None:
+        ids = self._here()
+        if ids is None:
+            words[:] = -1
+        else:
+            _set(words, ids)
+
+    def forced(self) -> list[int]:
+        forced = []
+        for ids in self._allowed[self.state :]:
+            if ids is None or len(ids) != 1:
+                break
+            forced.append(ids[0])
+        return forced
+
+    @property
+    def complete(self) -> bool:
+        return self.state >= len(self._allowed)
