@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser shadow gpu gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser shadow gpu gpu-carry gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -29,20 +29,41 @@ shadow: .venv/for-work
 DEVICE := cuda
 gpu: gpu-doctor gpu-tests gpu-report gpu-recordings
 
-gpu-doctor gpu-tests gpu-report gpu-recordings: $(if $(filter .venv/bin,$(BIN)),.venv/for-work)
+# For a machine without network: `make gpu-carry` puts SmolLM2 and the packages that an environment with torch and
+# transformers lacks into build/carry, for the Python there. Copy this folder with build/carry, and run the pieces with
+# BIN set to the environment there.
+CARRY := build/carry
+GPU_PYTHON := 3.12
+GPU_PACKAGES := annotated-types diffusers gguf hypothesis importlib_metadata pydantic pydantic_core pytest-timeout \
+	sortedcontainers typing-inspection
+CARRIED := $(wildcard $(CARRY)/wheels)
+GPU_RUN := $(if $(CARRIED),PYTHONPATH=$(CURDIR)/$(CARRY)/site:$(CURDIR)/.typing OUTRIDER_CACHE=$(CURDIR)/$(CARRY)/cache) $(BIN)/python
+
+gpu-carry: .venv/for-work
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+		$(foreach glibc,28 27 17,--platform manylinux_2_$(glibc)_x86_64) --dest $(CARRY)/wheels \
+		$$(for name in $(GPU_PACKAGES); do grep -i "^$$name==" constraints.txt || echo $$name; done)
+	OUTRIDER_CACHE=$(CARRY)/cache $(BIN)/outrider assets fetch smollm2-135m
+
+$(CARRY)/site: $(CARRIED) | links
+	$(BIN)/python -m pip install --quiet --no-index --no-deps --upgrade --target $@ $(CARRY)/wheels/*.whl
+	touch $@
+
+gpu-doctor gpu-tests gpu-report gpu-recordings: $(if $(CARRIED),$(CARRY)/site,$(if $(filter .venv/bin,$(BIN)),.venv/for-work))
 
 gpu-doctor:
-	-$(BIN)/python -m outrider.app.cli doctor --speed
+	-$(GPU_RUN) -P -m outrider.app.cli doctor --speed
 
+# Without pytest-benchmark, where it is installed: beside xdist it warns, and warnings are errors.
 gpu-tests:
-	$(BIN)/python -m pytest -q -m gpu tests/core
+	$(GPU_RUN) -m pytest -q -p no:benchmark -m gpu tests/core
 
 gpu-report:
-	$(BIN)/python -m outrider.app.cli report gpu --device $(DEVICE) --resume \
+	$(GPU_RUN) -P -m outrider.app.cli report gpu --device $(DEVICE) --resume \
 		$(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 gpu-recordings:
-	$(BIN)/python -m outrider.app.page.record_examples $(DEVICE) reports/gpu/traces
+	$(GPU_RUN) -P -m outrider.app.page.record_examples $(DEVICE) reports/gpu/traces
 
 # The same with a count of the lines that run: at least 95 in 100 of core, 85 of all.
 coverage: .venv/for-work
