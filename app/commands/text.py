@@ -39,6 +39,7 @@ from outrider.app.options import (
     methods,
 )
 from outrider.core.assets.files import write_atomically
+from outrider.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
@@ -71,6 +72,13 @@ def text(
     seed: Seed = 0,
     max_new_tokens: MaxNewTokens = 256,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends the text. Repeatable.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with a JSON schema that the text obeys.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the whole text matches.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with a Lark grammar of the whole text.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--no-chat-template", help="Continue the prompt as it is, without a chat template.")
     ] = False,
@@ -96,6 +104,9 @@ def text(
         "seed": seed,
         "max_new_tokens": max_new_tokens,
         "stop": stop or [],
+        "response_format": None if json_schema is None else _schema(json_schema),
+        "regex": regex,
+        "grammar": None if grammar is None else _read(grammar),
         "raw": raw,
     }
     from outrider.text import load
@@ -113,6 +124,21 @@ def text(
         write_atomically(trace, result.trace.to_json())
     if compare:
         print(comparison(lm, prompt, options), file=sys.stderr)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{path} can't be read as text: {error}") from None
+
+
+def _schema(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(_read(path))
+    except ValueError as error:
+        raise InvalidOption(f"{path} is not JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:

@@ -17,7 +17,7 @@ from outrider.core.trace import FinishReason, Step, finish_reason
 from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
-from outrider.text.stream import About, Piece, Result
+from outrider.text.stream import About, Piece, Result, result_of
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
@@ -55,10 +55,7 @@ class Request:
         """The result so far, as `generate` returns it."""
         batch, facts = self.batch, {"request": self.number}
         trace = batch.about.trace(self.steps, batch.options, self.seed, batch.weight_bytes, facts)
-        logprobs = (
-            [logprob for step in self.steps for logprob in step.logprobs] if self.batch.options.logprobs else None
-        )
-        return Result(self.text, self.tokens, trace, logprobs, self.finish_reason, self.prompt)
+        return result_of(self.text, trace, self.finish_reason, self.prompt, batch.options, batch.grammar)
 
 
 class TextBatch:
@@ -81,11 +78,13 @@ class TextBatch:
         self._requests: dict[int, Request] = {}
         target = cast(BatchedTarget, model.target())
         self.weight_bytes = target.weight_bytes
+        sampling = model.sampling(options, target.vocabulary)
+        self.grammar = sampling.constraint
         self._core = ContinuousBatch(
             target,
             None if first.made is None else make,
             rule.made,
-            sampling=options.sampling(model.end),
+            sampling=sampling,
             rows=rows,
             memory=memory,
             stop=self._stop if options.stops else None,

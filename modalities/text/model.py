@@ -13,6 +13,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from outrider.core.distribution import Sampling
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
@@ -26,6 +27,7 @@ from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
 from outrider.text.resolve_drafter import listed_drafters, listed_rules
 from outrider.text.stream import Result, Stream
+from outrider.text.structured.grammar import Grammars
 from outrider.text.tokenizer import Message, Tokens
 from outrider.text.vocab_bridge import Bridge
 
@@ -59,6 +61,7 @@ class TextModel:
         self.name, self.context, self.folder = name, context, folder
         self.dtype, self.device, self.kv_cache_dtype = dtype, device, kv_cache_dtype
         self.end = tuple(end)
+        self.grammars = Grammars(tokens, self.end)
         self._keep = keep
         self._prefix_cache: PrefixCache | None = None
         self._load_other = load_other
@@ -179,6 +182,12 @@ class TextModel:
                 "which leaves no room for output; shorten the prompt"
             )
         return min(wanted, room)
+
+    def sampling(self, options: Options, vocabulary: int) -> Sampling:
+        """How tokens are drawn, the format of the options included, over the target's vocabulary."""
+        wanted = options.format
+        constraint = None if wanted is None else wanted.constraint(self.grammars, vocabulary)
+        return options.sampling(self.end, constraint)
 
     def forget(self) -> None:
         """Free the last conversation's cache; its next turn is read from the start."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.constraint import Constraint
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.combined import AUTO
@@ -31,6 +33,7 @@ from outrider.core.validation import (
     recorded,
     seed_of,
 )
+from outrider.text.structured.response_format import Format, format_of
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
@@ -55,6 +58,9 @@ class Given(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    response_format: Any
+    regex: str | None
+    grammar: str | None
     logprobs: bool
     alternatives: int
     raw: bool
@@ -83,6 +89,9 @@ class Options:
     stop: str | Sequence[str] = ()  # strings that end the text, which excludes them
     stop_token_ids: Sequence[int] = ()  # tokens that end the text, besides the model's own end tokens
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # called as transformers' LogitsProcessor is
+    response_format: Any = None  # a JSON schema, as serving APIs take it, or a pydantic model: all of the text obeys it
+    regex: str | None = None  # a regular expression that the whole text matches
+    grammar: str | None = None  # a Lark grammar, as llguidance reads it, of the whole text
     logprobs: bool = False  # return each token's log-probability under the model's own softmax
     alternatives: int = 0  # record this many of the likeliest tokens at each position
     raw: bool = False  # continue the prompt as it is, without the chat template
@@ -106,6 +115,10 @@ class Options:
         for name in ("draft_model", "head", "num_draft_tokens"):
             if getattr(self, name) is not None and not isinstance(self.drafter, str):
                 raise InvalidOption(f"{name} goes with a drafter's name, not with a drafter object or None")
+        if self.format is not None and (self.stops or self.stop_token_ids):
+            raise InvalidOption(
+                "stop and stop_token_ids would end the output before its format does; leave them out, or the format"
+            )
         _ = self.sampling(())  # checks the rest
 
     @classmethod
@@ -121,8 +134,13 @@ class Options:
     def processors(self) -> tuple[LogitsProcessor, ...]:
         return processors_of(self.logits_processor)
 
-    def sampling(self, end: tuple[int, ...]) -> Sampling:
-        """How tokens are drawn; `end` are the model's end tokens."""
+    @cached_property
+    def format(self) -> Format | None:
+        """What the whole text must be; None: anything."""
+        return format_of(self.response_format, self.regex, self.grammar)
+
+    def sampling(self, end: tuple[int, ...], constraint: Constraint | None = None) -> Sampling:
+        """How tokens are drawn; `end` are the model's end tokens, `constraint` enforces the format."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -132,6 +150,7 @@ class Options:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             processors=self.processors,
+            constraint=constraint,
             end=(*end, *self.stop_token_ids),
         )
 
@@ -158,12 +177,14 @@ class Options:
         if self.head is not None:
             named = isinstance(self.head, str | Path)
             found["head"] = str(self.head if named else type(self.head).__name__)[:80]
+        if self.format is not None:
+            found[self.format.kind] = self.format.fact()
         return found | processor_facts(self.processors)
 
 
 _RECORDED_OTHERWISE = (
     *("drafter", "draft_model", "head", "rule", "seed", "drafter_options", "rule_options"),
-    *("stop", "stop_token_ids", "logits_processor"),
+    *("stop", "stop_token_ids", "logits_processor", "response_format", "regex", "grammar"),
 )
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, Kind] = {

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.async_stream import pieces
+from outrider.core.constraint import Constraint, Walker
 from outrider.core.decode import decode
+from outrider.core.errors import InvalidOption
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
@@ -18,6 +20,7 @@ from outrider.core.trace import FinishReason, Step, Trace, conditions, finish_re
 from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
+from outrider.text.structured.response_format import Format
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
@@ -33,10 +36,44 @@ class Result:
     logprobs: list[float] | None  # of each token, if requested
     finish_reason: FinishReason | None  # "stop" or "length"; None: the generation was cancelled
     prompt: list[int] = field(repr=False)  # as token ids
+    format: Format | None = field(default=None, repr=False)
+    complete: bool | None = None  # whether the text is all that its format asks for; None without a format
+
+    @property
+    def parsed(self) -> Any:
+        """The value of a text with a format: of JSON the document, or the pydantic model; else the text."""
+        if self.format is None:
+            raise InvalidOption("the text has no format; give generate() a response_format, a regex or a grammar")
+        if not self.complete:
+            why = {"length": "max_new_tokens ended it", None: "it was cancelled"}.get(
+                self.finish_reason, "it ended early"
+            )
+            raise InvalidOption(
+                f"the text is not complete after {len(self.tokens)} tokens, as {why}: {self.text!r:.99}"
+            )
+        return self.format.read(self.text)
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return f"Result({text!r}, {len(self.tokens)} tokens, finish_reason={self.finish_reason!r}, {self.trace.method})"
+
+
+def result_of(
+    text: str,
+    trace: Trace,
+    reason: FinishReason | None,
+    prompt: list[int],
+    options: Options,
+    grammar: Constraint | None,
+) -> Result:
+    """The result of one row's trace."""
+    tokens = [token for step in trace.steps for token in step.emitted]
+    logprobs = [logprob for step in trace.steps for logprob in step.logprobs] if options.logprobs else None
+    complete = None
+    if grammar is not None:
+        walker = Walker(grammar)
+        complete = walker.reach(tokens) and walker.cursor.complete
+    return Result(text, tokens, trace, logprobs, reason, prompt, options.format, complete)
 
 
 @dataclass(frozen=True)
@@ -100,13 +137,15 @@ class Stream(Iterator[Piece]):
         self._cache = model.take_prefix_cache() if conversation else None
         target = self._cache or model.target()
         self._weight_bytes = target.weight_bytes
+        sampling = model.sampling(options, target.vocabulary)
+        self._grammar = sampling.constraint
         self._pieces = self._run(
             decode(
                 target,
                 drafter.made,
                 rule.made,
                 prompts,
-                sampling=options.sampling(model.end),
+                sampling=sampling,
                 max_new_tokens=limits,
                 stop=self._stop if options.stops else None,
                 seed=self._seed if self._seeds is None else self._seeds,
@@ -161,10 +200,6 @@ class Stream(Iterator[Piece]):
             row_trace = trace.row(row) if self.batch else trace
             if self._seeds is not None:
                 row_trace = replace(row_trace, seed=self._seeds[row])
-            logprobs = (
-                [logprob for step in row_trace.steps for logprob in step.logprobs] if self._options.logprobs else None
-            )
-            results.append(
-                Result(self._texts[row], row_trace.tokens(row), row_trace, logprobs, self._reasons[row], prompt)
-            )
+            text, reason = self._texts[row], self._reasons[row]
+            results.append(result_of(text, row_trace, reason, prompt, self._options, self._grammar))
         return results

@@ -112,6 +112,11 @@ class Tokens:
         """Return one token as text for display; an incomplete character appears as the replacement character."""
         return self.decode([token], special=True)
 
+    def serialized(self) -> str:
+        """Return the contents of a tokenizer.json."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def id(self, token: str) -> int | None:
         result: int | None = self._tokenizer.token_to_id(token)
         return result

@@ -156,6 +156,8 @@ class Writer:
         self.options = Options.of(given)
         if self.options.stops:
             raise InvalidOption("stop strings are not supported with repeated lookups; cut the text afterwards")
+        if self.options.format is not None:
+            raise InvalidOption("an output format is not supported with repeated lookups; leave it out")
         target = lm.target()
         if not isinstance(target, Decoder | TransformersTarget) or not target.rollback:
             raise Incompatible("repeated lookups need a model whose KV cache can be rolled back; this one's cannot")

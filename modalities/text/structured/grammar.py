@@ -1,0 +1,144 @@
+"""Grammars as constraints, through llguidance: JSON schemas, regular expressions and Lark grammars over a tokenizer.
+
+llguidance parses with derivatives and an Earley parser while it generates, so that a grammar needs no table made
+beforehand; it rolls back, as trees need, knows the tokens that are forced, and refuses what it does not implement
+instead of leaving it out. Independent of models and of how masks are used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.core.errors import InvalidOption, OutriderError
+from outrider.text.tokenizer import Tokens
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# one way to write each document, as Python's json writes it: more tokens are forced, and none can be blanks for ever
+_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LONGEST_ERROR = 300
+
+
+class GrammarError(OutriderError):
+    """A grammar that became too complex while generating."""
+
+
+class Grammars:
+    """Makes constraints for one tokenizer whose texts end with one of the ids `end`."""
+
+    def __init__(self, tokens: Tokens, end: Sequence[int]) -> None:
+        self._tokens, self._end = tokens, tuple(end)
+        self._made: dict[int, LLTokenizer] = {}  # by size of the vocabulary
+
+    def json_schema(self, schema: Mapping[str, Any], vocabulary: int) -> Grammar:
+        """Documents of a JSON schema; its key "x-guidance" sets how they are written."""
+        library = _library()
+        try:
+            source = library.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON)
+        except (TypeError, ValueError) as error:
+            raise InvalidOption(f"the JSON schema can't be used: {_short(error)}") from None
+        return self._grammar(source, "JSON schema", vocabulary)
+
+    def regex(self, pattern: str, vocabulary: int) -> Grammar:
+        """Texts that a regular expression matches as a whole."""
+        return self._grammar(_library().LLMatcher.grammar_from_regex(pattern), "regular expression", vocabulary)
+
+    def lark(self, grammar: str, vocabulary: int) -> Grammar:
+        """Texts of a grammar in llguidance's variant of Lark; its rule `start` is the whole text."""
+        return self._grammar(_library().LLMatcher.grammar_from_lark(grammar), "grammar", vocabulary)
+
+    def _grammar(self, source: str, what: str, vocabulary: int) -> Grammar:
+        tokenizer = self._tokenizer(vocabulary)
+        wrong, notes = _library().LLMatcher.validate_grammar_with_warnings(source, tokenizer)
+        if wrong:
+            raise InvalidOption(f"the {what} can't be used: {_short(notes[0] if notes else 'it is invalid')}")
+        matcher = _library().LLMatcher(tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise InvalidOption(f"the {what} can't be used: {_short(matcher.get_error())}")
+        return Grammar(matcher, self._end, vocabulary)
+
+    def _tokenizer(self, vocabulary: int) -> LLTokenizer:
+        if not self._end:
+            raise InvalidOption("the model has no end token, which constrained output needs in order to end")
+        if vocabulary not in self._made:
+            try:
+                made = _library().LLTokenizer(self._tokens.serialized(), n_vocab=vocabulary, eos_token=[*self._end])
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # panics of the library are no Exception
+                raise InvalidOption(f"this model's tokenizer can't be constrained: {_short(error)}") from None
+            self._made[vocabulary] = made
+        return self._made[vocabulary]
+
+
+class Grammar:
+    """A constraint by a grammar; the output may end where a text of the grammar does."""
+
+    def __init__(self, matcher: LLMatcher, end: tuple[int, ...], vocabulary: int) -> None:
+        self._matcher, self._end, self._vocabulary = matcher, end, vocabulary
+
+    def start(self) -> _Place:
+        return _Place(self._matcher.deep_copy(), self._end, self._vocabulary)
+
+
+class _Place:
+    def __init__(self, matcher: LLMatcher, end: tuple[int, ...], vocabulary: int) -> None:
+        self._matcher, self._end, self._vocabulary = matcher, end, vocabulary
+        self._ended = False  # an end token has been read, which the matcher is not told
+
+    def advance(self, token: int) -> bool:
+        if self._ended or not 0 <= token < self._vocabulary:
+            return False
+        if token in self._end:
+            self._ended = bool(self._matcher.is_accepting())
+            return self._ended
+        read: bool = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        return read
+
+    def retreat(self, count: int) -> None:
+        if count and self._ended:
+            self._ended, count = False, count - 1
+        if count and not self._matcher.rollback(count):
+            raise GrammarError(f"the grammar can't go back: {_short(self._matcher.get_error())}")
+
+    def fill(self, words: np.ndarray) -> None:
+        if not self._ended:
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._check()
+
+    def forced(self) -> list[int]:
+        if self._ended:
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        if not tokens and self._matcher.is_stopped():
+            return [self._end[0]]
+        return tokens
+
+    @property
+    def complete(self) -> bool:
+        return self._ended or bool(self._matcher.is_accepting())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar can't be followed further: {_short(self._matcher.get_error())}")
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise InvalidOption(
+            "constrained output needs the package llguidance; install it with pip install 'outrider[structured]'"
+        ) from None
+    return llguidance
+
+
+def _short(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 3] + "..."
