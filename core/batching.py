@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from outrider.core.constrained_drafter import constrained
 from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.per_row import batched
@@ -74,12 +75,12 @@ class ContinuousBatch:
             )
         self.target, self.rows, self.memory = target, rows, memory
         self.max_waiting, self.patience = waiting, patience
-        self._drafter = batched(Plain if make is None else make)
+        sampling = sampling or Sampling()
+        self._drafter = batched(lambda: constrained(Plain() if make is None else make(), sampling))
         if self._drafter.vocabulary not in (None, target.vocabulary):
             raise Incompatible(
                 f"the drafter has a vocabulary of {self._drafter.vocabulary} and the target one of {target.vocabulary}"
             )
-        sampling = sampling or Sampling()
         self._stop = stop
         rng = CounterRNG([], target.device)
         self._run = Run(

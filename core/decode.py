@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core.constrained_drafter import constrained
 from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Outcome
@@ -42,11 +43,12 @@ def decode(
 
     Arguments are checked before the first step. Closing the generator frees the target's memory.
     """
-    drafter = Plain() if drafter is None else drafter
+    drafter, sampling = Plain() if drafter is None else drafter, sampling or Sampling()
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(target, drafter, prompts, limits, seed)
+    drafter = constrained(drafter, sampling)
     rng = seed if isinstance(seed, CounterRNG) else CounterRNG.of(seed, len(prompts), target.device)
-    run = Run(target, drafter, rule, sampling or Sampling(), rng, stop=stop, record=record or Record())
+    run = Run(target, drafter, rule, sampling, rng, stop=stop, record=record or Record())
     return run.steps(prompts, limits)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ from outrider.core.tree import Tree
 
 @dataclass(frozen=True)
 class OnHost:
-    """The tokens and parents [B, N] of a draft as lists, and the tensor of tokens that they are."""
+    """The nodes [B, N] of a draft as lists, and the tensor of tokens that they belong to."""
 
     tokens: list[list[int]]
     parents: list[list[int]]
+    live: list[list[bool]]
+    fixed: list[list[bool]]
     of: Tensor = field(repr=False)
 
 
@@ -77,12 +80,12 @@ class Draft:
         """On CUDA a transfer, unless the draft is empty or was made on the host."""
         if self.host is not None and self.host.of is self.tokens:
             return self.host
-        tokens, parents = (
-            (part.tolist() for part in fetch(self.tokens, self.tree.parents.expand_as(self.tokens).contiguous()))
-            if self.size
-            else ([[] for _ in range(self.rows)],) * 2
-        )
-        return OnHost(tokens, parents, self.tokens)
+        if not self.size:
+            nothing: list[list[Any]] = [[] for _ in range(self.rows)]
+            return OnHost(nothing, nothing, nothing, nothing, self.tokens)
+        parents = self.tree.parents.expand(self.rows, -1)
+        tokens, above, live, fixed = (part.tolist() for part in fetch(self.tokens, parents, self.live, self.fixed))
+        return OnHost(tokens, above, live, fixed, self.tokens)
 
     @cached_property
     def host_paths(self) -> list[list[list[int]]]:

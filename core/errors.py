@@ -22,6 +22,10 @@ class NotFinite(OutriderError):
     """A model computes NaN."""
 
 
+class Unsatisfied(OutriderError):
+    """An output that its constraint doesn't allow, or can't let go on."""
+
+
 class TraceError(OutriderError):
     """A trace file is malformed."""
 

@@ -115,6 +115,6 @@ def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
         width = max(max(Counter(parents).values()) for parents in shapes)
         tree = Tree(upload(shapes, device, torch.long), depth, width)
     belief = upload(beliefs, device, torch.float64)
-    ids = upload(tokens, device, torch.long)
+    ids, fixed = upload(tokens, device, torch.long), [[True] * size] * len(tries)
     draft = Draft.guess(ids, tree, upload(live, device), belief)
-    return replace(draft, host=OnHost(tokens, [list(parents) for parents in shapes], ids))
+    return replace(draft, host=OnHost(tokens, [list(parents) for parents in shapes], live, fixed, ids))

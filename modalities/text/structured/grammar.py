@@ -134,7 +134,7 @@ def _library() -> Any:
         import llguidance
     except ImportError:
         raise InvalidOption(
-            "constrained output needs the package llguidance; install it with pip install 'outrider[structured]'"
+            "constrained output needs the package llguidance; install it with pip install -e '.[structured]'"
         ) from None
     return llguidance
 

@@ -53,7 +53,7 @@ def format_of(response_format: Any, regex: str | None, grammar: str | None) -> F
 
 def _json_format(given: Any) -> Format | None:
     if isinstance(given, type) and callable(getattr(given, "model_json_schema", None)):  # a pydantic model
-        return Format("json_schema", given.model_json_schema(), given.model_validate_json)  # type: ignore[attr-defined]
+        return Format("json_schema", _closed(given.model_json_schema()), given.model_validate_json)  # type: ignore[attr-defined]
     if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
         raise InvalidOption(
             f"response_format is {given!r:.60}; give a pydantic model, or a dictionary such as "
@@ -73,3 +73,15 @@ def _json_format(given: Any) -> Format | None:
             '{"type": "json_schema", "json_schema": {"schema": {...}}}'
         )
     return Format("json_schema", dict(schema), json.loads)
+
+
+def _closed(schema: Any) -> Any:
+    """A pydantic model's schema without further properties, which the model would ignore, unless it asks for them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(part) for key, part in schema.items()}
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed

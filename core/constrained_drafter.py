@@ -1,0 +1,250 @@
+"""Any drafter under a constraint: guesses that it forbids are dropped, and tokens that it forces are added as guesses.
+
+Fixed guesses alone are dropped: to drop a drawn token for its value would change the distribution of the output, and
+the target's mask rejects it anyway. Forced tokens are fixed guesses, which any exact rule may try. Draft models need no
+help for their own tokens: the sampling that they draw with has the constraint. Uses drafters through the protocol only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.constraint import Constraint, PathMasks, Walker
+from outrider.core.device import upload
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, OnHost, Verdict
+from outrider.core.errors import Unsatisfied
+from outrider.core.protocol import (
+    BatchedDrafter,
+    CrowdAwareDrafter,
+    Drafter,
+    OverlappedDrafter,
+    Plain,
+    Prefill,
+    Prompts,
+    Scores,
+    StandaloneDrafter,
+)
+from outrider.core.rng import CounterRNG
+from outrider.core.tree import Tree
+
+_MOST_AFTER_GUESSES = 16  # forced tokens added a row after the drafter's own guesses, which may be wrong
+
+
+def constrained(drafter: Drafter, sampling: Sampling) -> Drafter:
+    """The drafter itself without a constraint, else the drafter under it. Plain decoding stays plain."""
+    if sampling.constraint is None:
+        return drafter
+    kind = OverlappedConstrained if isinstance(drafter, OverlappedDrafter) else ConstrainedDrafter
+    return kind(drafter, sampling.constraint)
+
+
+class ConstrainedDrafter:
+    """A drafter under a constraint. Raises Unsatisfied where a row's output can't be continued within it."""
+
+    def __init__(self, drafter: Drafter, constraint: Constraint) -> None:
+        self.inner, self.constraint = drafter, constraint
+        self.vocabulary, self.needs = drafter.vocabulary, drafter.needs
+        self._plain, self._keeps = isinstance(drafter, Plain), isinstance(drafter, StandaloneDrafter)
+        self._masks = PathMasks.of(constraint, 0)
+        self._own = Draft.empty(0)
+
+    @property
+    def bytes_read(self) -> int:
+        return self.inner.bytes_read
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._masks = PathMasks.of(self.constraint, len(prompts))
+        self.inner.begin(prefill, prompts, sampling)
+
+    # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
+
+    def supports_batching(self) -> bool:
+        return isinstance(self.inner, BatchedDrafter) and self.inner.supports_batching()
+
+    def open(self, sampling: Sampling) -> None:
+        self._masks = PathMasks.of(self.constraint, 0)
+        self._batched.open(sampling)
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._masks = self._masks.arranged(order)
+        self._batched.arrange(order, width)
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        self._masks = self._masks.entered(row)
+        self._batched.enter(row, prefill, prompt)
+
+    def leave(self, row: int) -> None:
+        self._batched.leave(row)
+
+    @property
+    def _batched(self) -> BatchedDrafter:
+        assert isinstance(self.inner, BatchedDrafter)
+        return self.inner
+
+    def set_crowd(self, rows: int) -> None:
+        if isinstance(self.inner, CrowdAwareDrafter):
+            self.inner.set_crowd(rows)
+
+    # ----
+
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = room.tolist()
+        for row, (walker, output) in enumerate(zip(self._masks.walkers, self._masks.outputs, strict=True)):
+            if left[row] >= 0 and not walker.reach(output):
+                raise Unsatisfied(
+                    f"row {row} emitted a token that its constraint forbids, after {max(len(output) - 1, 0)} tokens: "
+                    "the constraint lets nothing follow there, or the logits processors forbid all that it allows"
+                )
+        self._own = self.inner.propose(room, rng)
+        # a chain drawn in this round stays one, whatever was drawn: a rule may verify it as a block
+        as_it_is = self._plain or self._own.fresh is not None or self._own.carry is not None
+        return self._own if as_it_is else self._shaped(self._own, left)
+
+    def _shaped(self, draft: Draft, room: list[int]) -> Draft:
+        """The draft without fixed guesses that the constraint forbids and with the tokens that it forces."""
+        host, rows = draft.on_host, range(draft.rows)
+        trees = [
+            _Row(walker, output, host, row, left)
+            for row, walker, output, left in zip(rows, self._masks.walkers, self._masks.outputs, room, strict=True)
+        ]
+        if draft.embeddings is None:  # else ids past the vocabulary have inputs of their own
+            for tree in trees:
+                tree.extend()
+        dead = [] if self._keeps else [(row, node) for row in rows for node in trees[row].forbidden]
+        live = draft.live
+        if dead:
+            drop = [[True] * draft.size for _ in rows]
+            for row, node in dead:
+                drop[row][node] = False
+            live = live & upload(drop, live.device)
+        more = max((len(tree.added) for tree in trees), default=0)
+        if not more:
+            return replace(draft, live=live) if dead else draft
+        return _grown(draft, live, trees, more)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        emitted = verdict.rows(draft)
+        counts = [len(row) for row in emitted] if verdict.outcome is None else verdict.outcome.counts
+        self._masks = self._masks.committed([row[:count] for row, count in zip(emitted, counts, strict=True)])
+        self.inner.observe(draft, scores, verdict, rng)
+
+    def end(self) -> None:
+        self.inner.end()
+
+
+class OverlappedConstrained(ConstrainedDrafter):
+    """The same for drafters that draft ahead."""
+
+    def draft_ahead(self, draft: Draft) -> None:
+        assert isinstance(self.inner, OverlappedDrafter)
+        self.inner.draft_ahead(self._own)
+
+
+class _Row:
+    """One row's tree: which of its nodes the constraint forbids, and the nodes to add."""
+
+    def __init__(self, walker: Walker, output: list[int], host: OnHost, row: int, room: int) -> None:
+        self._walker, self._output, self._room = walker, output, room
+        self.forbidden: list[int] = []  # fixed guesses
+        self.added: list[tuple[int, int]] = []  # (parent, token); nodes are numbered on from the draft's
+        self._size = len(host.tokens[row])
+        self._paths: dict[int, list[int]] = {-1: []}  # of the nodes that may be reached
+        inner = set[int]()  # those with children
+        if room < 0:
+            return
+        self._parents = host.parents[row]
+        for node in self._depth_first():
+            parent = self._parents[node]
+            path = [*self._paths[parent], host.tokens[row][node]] if parent in self._paths else None
+            if path is None or not host.live[row][node] or not walker.reach(output, path):
+                if host.fixed[row][node]:
+                    self.forbidden.append(node)
+            else:
+                self._paths[node] = path
+                inner.add(parent)
+        self._leaves = [node for node in sorted(self._paths) if node not in inner]
+
+    def _depth_first(self) -> list[int]:
+        """The nodes in an order of short ways for the walker."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self._parents):
+            children.setdefault(parent, []).append(node)
+        order, stack = [], [-1]
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack += reversed(children.get(node, []))
+        return order[1:]
+
+    def extend(self) -> None:
+        """Add the tokens that are forced after the root or the guesses that end a path."""
+        if self._room < 0:
+            return
+        for leaf in self._leaves:
+            path = self._paths[leaf]
+            most = self._room - len(path)
+            if leaf >= 0:  # a token forced after the root is certain, one after a guess is as likely as the guess
+                most = min(most, _MOST_AFTER_GUESSES - len(self.added))
+            if most <= 0 or not self._walker.reach(self._output, path):
+                continue
+            parent = leaf
+            for token in self._walker.cursor.forced()[:most]:
+                self.added.append((parent, token))
+                parent = self._size + len(self.added) - 1
+
+
+def _grown(draft: Draft, live: Tensor, rows: Sequence[_Row], more: int) -> Draft:
+    """The draft with the nodes added to each row; its own nodes keep their numbers."""
+    host, device, size = draft.on_host, draft.tokens.device, draft.size
+    if device.type != "cpu":  # few sizes, so that few shapes are captured
+        more = (1 << (size + more - 1).bit_length()) - size
+    tokens, parents, depth, width = [], [], 0, 1
+    for own, row in zip(host.parents, rows, strict=True):
+        count = len(row.added)
+        tokens.append([*(token for _, token in row.added), *[0] * (more - count)])
+        # each padding node is below the node before it, so that no node gets more children
+        above = [*own, *(parent for parent, _ in row.added), *range(size + count - 1, size + more - 1)]
+        parents.append(above)
+        depths = list[int]()
+        for parent in above:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        depth, width = max(depth, *depths), max(width, *Counter(above).values())
+    if len(parents) == 1:
+        tree = Tree.of(tuple(parents[0]), device)
+    else:
+        tree = Tree(upload(parents, device, torch.long), depth, width)
+    added = upload([[place < len(row.added) for place in range(more)] for row in rows], device)
+    ids = torch.cat([draft.tokens, upload(tokens, device, torch.long)], 1)
+
+    def padded(part: Tensor | None, value: float) -> Tensor | None:
+        return None if part is None else torch.nn.functional.pad(part, (0, more), value=value)
+
+    positions = None
+    if draft.positions is not None:
+        after = (tree.depths + 1)[:, size:].expand(draft.rows, -1)
+        positions = torch.cat([draft.positions.expand(draft.rows, -1), after], 1)
+    on_host = OnHost(
+        [[*own, *new] for own, new in zip(host.tokens, tokens, strict=True)],
+        parents,
+        [[*own, *(place < len(row.added) for place in range(more))] for own, row in zip(host.live, rows, strict=True)],
+        [[*own, *[True] * more] for own in host.fixed],
+        ids,
+    )
+    return replace(
+        draft,
+        tokens=ids,
+        tree=tree,
+        live=torch.cat([live, added], 1),
+        source=padded(draft.source, -1),
+        belief=padded(draft.belief, 1.0),
+        probe=padded(draft.probe, False),
+        positions=positions,
+        host=on_host,
+        mixed=draft.mixed or draft.distributions is not None,
+    )
