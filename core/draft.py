@@ -30,6 +30,11 @@ class OnHost:
     fixed: list[list[bool]]
     of: Tensor = field(repr=False)
 
+    @classmethod
+    def guesses(cls, tokens: list[list[int]], parents: list[list[int]], live: list[list[bool]], of: Tensor) -> OnHost:
+        """Fixed guesses only."""
+        return cls(tokens, parents, live, [[True] * len(row) for row in tokens], of)
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -104,9 +109,11 @@ class Draft:
         return cls(tokens, Tree.chain(0, device), tokens.bool())
 
     @classmethod
-    def guess(cls, tokens: Tensor, tree: Tree, live: Tensor, belief: Tensor | None = None) -> Draft:
+    def guess(
+        cls, tokens: Tensor, tree: Tree, live: Tensor, belief: Tensor | None = None, host: OnHost | None = None
+    ) -> Draft:
         """Fixed guesses only."""
-        return cls(tokens, tree, live, belief=belief, mixed=False)
+        return cls(tokens, tree, live, belief=belief, host=host, mixed=False)
 
     @classmethod
     def drawn(cls, tokens: Tensor, distributions: Distribution, live: Tensor, *, fresh: bool = True) -> Draft:

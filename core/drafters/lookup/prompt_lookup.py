@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Draft, OnHost, Verdict
 from outrider.core.drafters.per_row import IndependentRows
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
@@ -128,4 +128,9 @@ def chain_draft(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
     padded = [[*row, *[0] * (size - len(row)), len(row)] for row in rows]
     table = upload(padded, device, torch.long)  # [B, size + 1], the length in the last column
     live = torch.arange(size, device=device) < table[:, -1:]
-    return Draft.guess(table[:, :-1], Tree.chain(size, device), live)
+    chains, there = (
+        [list(range(-1, size - 1))] * len(rows),
+        [[place < len(row) for place in range(size)] for row in rows],
+    )
+    host = OnHost.guesses([row[:-1] for row in padded], chains, there, tokens := table[:, :-1])
+    return Draft.guess(tokens, Tree.chain(size, device), live, host=host)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -115,6 +114,6 @@ def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
         width = max(max(Counter(parents).values()) for parents in shapes)
         tree = Tree(upload(shapes, device, torch.long), depth, width)
     belief = upload(beliefs, device, torch.float64)
-    ids, fixed = upload(tokens, device, torch.long), [[True] * size] * len(tries)
-    draft = Draft.guess(ids, tree, upload(live, device), belief)
-    return replace(draft, host=OnHost(tokens, [list(parents) for parents in shapes], live, fixed, ids))
+    ids = upload(tokens, device, torch.long)
+    host = OnHost.guesses(tokens, [list(parents) for parents in shapes], live, ids)
+    return Draft.guess(ids, tree, upload(live, device), belief, host)
