@@ -81,17 +81,28 @@ class Fixed:
 class Confidence(Fixed):
     """Stop where the highest probability falls below a threshold, as in Draft & Verify (arXiv 2309.08168), Kangaroo
     (arXiv 2404.18911) and BiLD (arXiv 2302.07863). The papers use the drawn token's probability; ours decides before
-    the draw."""
+    the draw. `last`: the token of that distribution is still drafted, as in Kangaroo, so that a draft has one or more;
+    the next is not, whichever was drawn."""
 
     length: int = 8
     threshold: float = 0.4
+    last: bool = False
 
     @property
     def reads_distribution(self) -> bool:
         return True
 
+    def begin(self, rows: int, device: torch.device) -> None:
+        super().begin(rows, device)
+        self._sure = torch.ones(rows, dtype=torch.bool, device=device)
+
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        return distribution.probs.amax(-1) >= self.threshold
+        sure = distribution.probs.amax(-1) >= self.threshold
+        if not self.last:
+            return sure
+        before = self._sure if depth else torch.ones_like(sure)
+        self._sure = sure
+        return before
 
 
 @dataclass

@@ -176,12 +176,13 @@ DSPARK = Method(
     make=Learned,
     draft_head=DSparkBlock,
     systems=("DSpark",),
-    summary="corrects DFlash's block left to right by the previous token; can stop at low confidence",
+    summary="corrects DFlash's block left to right by the previous token, and ends it where its confidence is low",
     paper="DSpark (arXiv 2607.05147)",
-    topology=("tree", "chain"),
+    topology=("chain", "tree"),
     inputs={"head": Input.DRAFT_HEAD},
+    defaults={"text": {"length": 7}},
     test_head_options={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
-    test_options=({"nodes": 3, "width": 2, "depth": 2}, {"draft_kind": "chain", "length": 2, "policy": "confident"}),
+    test_options=({"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}, {"length": 2}),
 )
 
 SPECDEC = Method(
@@ -203,12 +204,12 @@ FALCON = Method(
     make=Learned,
     draft_head=FalconHead,
     systems=("Falcon",),
-    summary="predicts several states per pass of one draft layer; drafts a static tree",
+    summary="predicts several states per pass of an LSTM and a draft layer; drafts a static tree",
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (arXiv 2412.12639)",
     topology=("tree", "chain"),
     inputs={"head": Input.DRAFT_HEAD},
-    test_head_options={"block": 2, "anchors": 4},
+    test_head_options={"block": 2, "anchors": 4, "hidden": 3},
     test_options=(
         {"tree": (-1, -1, 0)},
         {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3},
@@ -254,8 +255,9 @@ KANGAROO = Method(
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv 2404.18911)",
     topology=("chain", "tree"),
     inputs={"head": Input.DRAFT_HEAD},
+    defaults={"text": {"length": 6}},
     test_head_options={"exit": 1},
-    test_options=({"length": 2, "policy": "confidence"}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
+    test_options=({"length": 2, "threshold": 0.3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
 )
 
 MTP = Method(

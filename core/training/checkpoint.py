@@ -51,7 +51,8 @@ def save(
         if bits == 8 and large and not name.startswith(finer):
             tensors[name], tensors[name + _SCALE] = _rounded(weights.float())
         else:
-            tensors[name] = (weights.bfloat16() if weights.is_floating_point() else weights).contiguous()
+            exact = weights.int() if weights.dtype == torch.long and weights.numel() else weights  # ids of tokens
+            tensors[name] = (weights.bfloat16() if weights.is_floating_point() else exact).contiguous()
     write_tensors(path, tensors)
     about = {
         "schema": SCHEMA,
@@ -198,7 +199,7 @@ def begin(draft_head: DraftHead, path: Path, say: Callable[[str], None]) -> None
 def vocabulary(path: Path) -> Tensor | None:
     """The reduced vocabulary of a file's draft head; None: the whole vocabulary."""
     tensors = Checkpoint(path)
-    return next((tensors[name] for name in tensors if name.endswith("words.vocabulary")), None)
+    return next((tensors[name].long() for name in tensors if name.endswith("words.vocabulary")), None)
 
 
 def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any) -> DraftHead:

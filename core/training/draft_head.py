@@ -106,6 +106,8 @@ class DraftHead(nn.Module):
     config: Mapping[str, Any]  # the keyword arguments to make it again
     block_offset: int = 0  # positions between a root and the first input of a parallel head's block
     windows: tuple[int | None, ...] = ()  # for each cached layer how many positions it sees; None or empty: all
+    policy: str = "fixed"  # what ends its chains by default
+    threshold: float = 0.4  # of the policy "confidence"
     graph_pool: GraphPool | None = None  # captures its passes while drafting
     runner: Callable[[Any], Any] | None = None  # runs it while drafting; None: HeadRunner
     drafter_class: Callable[..., Any] | None = None  # makes its drafts; None: by `draft_kind`

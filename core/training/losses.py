@@ -32,10 +32,6 @@ class _Divergence(torch.autograd.Function):
             each, back = native.divergence(z, log_p)
             ctx.save_for_backward(back)
             return each
-        if z.is_cuda and (fused := _triton()) is not None:  # pragma: CUDA
-            each, back = fused(z, log_p)
-            ctx.save_for_backward(back)
-            return each
         each, back = log_p.new_empty(len(z)), torch.empty_like(z)
         size = _ROWS[z.device.type != "cpu"]
         for start in range(0, len(z), size):
@@ -53,8 +49,25 @@ class _Divergence(torch.autograd.Function):
         return back * grad[:, None].to(back.dtype), None
 
 
+class _Fused(torch.autograd.Function):  # pragma: CUDA
+    """The divergence plus `hard` times the cross-entropy, in Triton."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, log_p: Tensor, token: Tensor, hard: float) -> Tensor:
+        fused = _triton()
+        assert fused is not None
+        each, back = fused(z, log_p, token, hard)
+        ctx.save_for_backward(back)
+        return each
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return back * grad[:, None].to(back.dtype), None, None, None
+
+
 @functools.cache
-def _triton() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+def _triton() -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None:
     """The divergence in Triton, where that is installed."""
     try:
         from outrider.core.kernels.triton_divergence import divergence
@@ -81,8 +94,19 @@ def kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 
     (Hinton et al., arXiv 1503.02531)."""
     log_p = _cooled(teacher, temperature)
     cooled = draft_head / temperature if temperature != 1 else draft_head
-    each: Tensor = _Divergence.apply(cooled, log_p)  # type: ignore[no-untyped-call]
+    if cooled.is_cuda and _triton() is not None:  # pragma: CUDA
+        each: Tensor = _Fused.apply(cooled, log_p, token, 0.0)  # type: ignore[no-untyped-call]
+    else:
+        each = _Divergence.apply(cooled, log_p)  # type: ignore[no-untyped-call]
     return each * temperature**2
+
+
+def kl_and_token(draft_head: Tensor, teacher: Tensor, token: Tensor, hard: float) -> Tensor:
+    """KL(teacher || draft head) + `hard` times the cross-entropy of the next token."""
+    if draft_head.is_cuda and _triton() is not None:  # pragma: CUDA
+        each: Tensor = _Fused.apply(draft_head, teacher.float(), token, hard)  # type: ignore[no-untyped-call]
+        return each
+    return kl(draft_head, teacher, token) + hard * cross_entropy(draft_head, teacher, token)
 
 
 def reverse_kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
@@ -156,6 +180,8 @@ def resolve(name: str, **options: float) -> Loss:
         terms = [_weighted(part) for part in parts]
         if options:
             raise InvalidOption("options are for a single loss; for a sum, pass a function instead of a name")
+        if [loss for _, loss in terms] == [kl, cross_entropy] and terms[0][0] == 1:
+            return partial(kl_and_token, hard=terms[1][0])
         return lambda draft_head, teacher, token: sum(  # type: ignore[return-value]
             weight * loss(draft_head, teacher, token) for weight, loss in terms
         )

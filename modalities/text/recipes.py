@@ -93,7 +93,7 @@ RECIPES = _table(
     Recipe(
         method=BLOCKWISE,
         summary="four residual heads on the last hidden state; a chain",
-        options={"heads": 4, "hidden": 256},
+        options={"heads": 4, "hidden": 96},
     ),
     Recipe(
         method=MEDUSA,
@@ -108,33 +108,33 @@ RECIPES = _table(
     Recipe(
         method=AMPHISTA,
         summary="four heads that attend to one another, after two layers that adapt the last hidden state",
-        options={"heads": 4, "hidden": 512, "lora": 128},
+        options={"heads": 4, "hidden": 64, "rank": 96, "mixing": 3, "lora": 32},
     ),
     Recipe(
         method=CTC,
-        summary="eight frames for the next five tokens; blanks and repeats are removed",
-        options={"frames": 8, "length": 5, "hidden": 512, "lora": 128},
+        summary="eight frames for the next five tokens; a prefix beam search removes blanks and repeats",
+        options={"frames": 8, "length": 5, "hidden": 64, "rank": 96, "mixing": 3, "lora": 32},
     ),
     Recipe(
         method=EAGLE,
         summary="one layer that predicts the target's next hidden states; eagle2 uses it too",
-        options={"rounds": 2},
+        options={"rounds": 3, "form": {"heads": 6, "intermediate_size": 128}},
     ),
     Recipe(
         method=EAGLE3,
         summary="one layer on the hidden states of three depths, unrolled over its own states",
-        options={"rounds": 4, "lora": 128},
+        options={"rounds": 6},
         rate=2e-3,
     ),
     Recipe(
         method=MTP,
         summary="one module on the last hidden state and the next token, applied repeatedly",
-        options={"modules": 1, "rounds": 4},
+        options={"modules": 1, "rounds": 4, "lora": 64},
     ),
     Recipe(
         method=DFLASH,
         summary="one layer on the hidden states of three depths that fills in seven positions at once",
-        options={"block": 7, "layers": 1, "lora": 128},
+        options={"block": 7, "layers": 1, "lora": 48},
         rate=2e-3,
     ),
     Recipe(
@@ -146,25 +146,25 @@ RECIPES = _table(
     Recipe(
         method=SPECDEC,
         summary="an independent drafter: two layers read the tokens, one fills in the next five positions",
-        options={"block": 5, "layers": 1, "encoder": 2, "lora": 128},
+        options={"block": 5, "layers": 1, "encoder": 2, "lora": 32},
         rate=2e-3,
     ),
     Recipe(
         method=FALCON,
-        summary="one layer that predicts two of the target's next hidden states per pass",
-        options={"block": 2, "lora": 128},
+        summary="an LSTM and a layer that predict two of the target's next hidden states per pass",
+        options={"block": 2, "hidden": 192, "lora": 48},
         rate=2e-3,
     ),
     Recipe(
         method=PASS,
         summary="four embeddings that the target reads after the text, predicting one more token after each",
-        options={"embeddings": 4},
+        options={"embeddings": 4, "anchors": 12},
         rate=1e-2,
     ),
     Recipe(
         method=LAYER_SKIP,
         summary="an early exit after a third of the target's layers",
-        options={"hidden": 512},
+        options={"hidden": 192},
     ),
     Recipe(
         method=KANGAROO,

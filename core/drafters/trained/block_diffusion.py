@@ -228,10 +228,11 @@ class DFlashBlock(Anchored):
 
 class DSparkBlock(DFlashBlock):
     """DSpark (arXiv 2607.05147): DFlash's block, corrected from left to right by a low-rank bias of the token before
-    each position. A confidence head, trained to predict the acceptance probability, can end a chain (policy
-    "confident"). The paper's bias has its own table; ours uses the target's embedding and output rows."""
+    each position. A confidence head, trained to predict the acceptance probability, ends the chain where the whole of
+    it is likely to be rejected (policy "confident"). The paper's bias has its own table; ours uses the target's
+    embedding and output rows. Other kinds of draft, such as "dynamic" trees, are possible and don't use that head."""
 
-    parallel, draft_kind = False, "dynamic"
+    parallel, draft_kind, policy = False, "chain", "confident"
 
     def __init__(self, target: Any, *, rank: int = 128, **options: Any) -> None:
         super().__init__(target, **options)

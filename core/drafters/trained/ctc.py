@@ -2,17 +2,17 @@
 removed.
 
 CTC drafting (arXiv 2412.00061): a small layer emits all frames at once and is trained with the CTC loss, which does not
-fix the positions of tokens. Frames are collapsed into fixed guesses before verification, so every exact rule works at
-any temperature (the paper's verification is greedy).
+fix the positions of tokens. A prefix beam search sums the frames that collapse into the same tokens; the most probable
+prefixes are verified as a tree. They are fixed guesses, so every exact rule works at any temperature (the paper's
+verification is greedy).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.distribution import Sampling
@@ -21,7 +21,8 @@ from outrider.core.drafters.draft_model.model import TopKTree
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
 from outrider.core.drafters.trained.lora import adapted
-from outrider.core.drafters.tree_shapes import parallel
+from outrider.core.drafters.trained.parallel_heads import FutureStates, mixing_form
+from outrider.core.drafters.tree_shapes import parallel, rerank
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
@@ -29,6 +30,8 @@ from outrider.core.rng import CounterRNG
 from outrider.core.training.draft_head import Batch, DraftHead
 from outrider.core.training.losses import Loss
 from outrider.core.tree import Tree
+
+_BEAMS, _BEAM_ROWS = 8, 2048  # of the search while validating
 
 
 def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
@@ -39,12 +42,74 @@ def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
     return tokens.scatter_(-1, index, frames)[..., :length]
 
 
+def prefix_beams(logits: Tensor, length: int, width: int, choices: int = 8) -> tuple[Tensor, Tensor]:
+    """The CTC prefix beam search (arXiv 1408.2873): logits of frames [B, F, R + 1], the blank last -> the most probable
+    token sequences [B, width, length] that frames collapse into, padded with -1, and their probabilities [B, width] in
+    double precision. Each frame is one of its `choices` likeliest tokens, the last token or the blank. Sequences are
+    cut at `length`: what follows does not matter."""
+    rows, frames, size = logits.shape
+    probs = logits.double().softmax(-1)
+    chosen = min(choices, size - 1)
+    top, ids = probs[..., :-1].topk(chosen, -1)  # [B, F, C]
+    device = logits.device
+    tokens = torch.full((rows, width, length), -1, dtype=torch.long, device=device)
+    count = torch.zeros(rows, width, dtype=torch.long, device=device)
+    after_blank, after_token = (torch.zeros(rows, width, dtype=torch.double, device=device) for _ in range(2))
+    after_blank[:, 0] = 1.0  # the empty sequence; beams without probability are unused
+    places = torch.arange(length, device=device)
+    for frame in range(frames):
+        both, full = after_blank + after_token, count == length
+        last = tokens.gather(2, (count - 1).clamp(min=0)[..., None])[..., 0]
+        repeat = torch.where(count > 0, probs[:, frame].gather(1, last.clamp(min=0)), 0.0)
+        same = ids[:, frame, None] == last[..., None]  # [B, W, C]
+        grown = torch.where(same, after_blank[..., None], both[..., None]) * top[:, frame, None]
+        grown = torch.where(full[..., None], 0.0, grown)
+        longer = torch.where(
+            (places == count[..., None])[:, :, None], ids[:, frame, None, :, None], tokens[:, :, None]
+        )  # [B, W, C, L]
+        stays = torch.where(full, both, both * probs[:, frame, -1:])
+        repeats = torch.where(full, 0.0, after_token * repeat)
+        equal = (longer[:, :, :, None] == tokens[:, None, None]).all(-1) & (both > 0)[:, None, None]  # [B, W, C, W]
+        repeats = repeats + (grown[..., None] * equal).sum((1, 2))
+        grown = torch.where(equal.any(-1), 0.0, grown).flatten(1)
+        value = torch.cat([stays + repeats, grown], 1)
+        best = value.topk(width, 1).indices
+        nothing = torch.zeros_like(grown)
+        after_blank = torch.cat([stays, nothing], 1).gather(1, best)
+        after_token = torch.cat([repeats, grown], 1).gather(1, best)
+        every = torch.cat([tokens, longer.flatten(1, 2)], 1)
+        tokens = every.gather(1, best[..., None].expand(-1, -1, length))
+        count = (tokens >= 0).sum(-1)
+    value, order = (after_blank + after_token).sort(1, descending=True)
+    tokens = tokens.gather(1, order[..., None].expand(-1, -1, length))
+    return torch.where(value[..., None] > 0, tokens, -1), value
+
+
+def prefix_tree(tokens: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token sequences [B, W, L] and their probabilities -> the tree of their prefixes, level by level: tokens, parents
+    and probabilities [B, L W], and which nodes are prefixes of their own [B, L W]; others repeat an earlier one."""
+    rows, width, length = tokens.shape
+    levels = []
+    shared = torch.ones(rows, width, width, dtype=torch.bool, device=tokens.device)
+    first = torch.full((rows, width), -1, device=tokens.device)
+    own = torch.arange(width, device=tokens.device)
+    for level in range(length):
+        at = tokens[:, :, level]
+        parents = first if level == 0 else first + (level - 1) * width
+        shared = shared & (at[:, :, None] == at[:, None])
+        first = shared.int().argmax(-1)
+        live = (at >= 0) & (first == own)
+        levels.append((at, parents, (shared * value[:, None]).sum(-1), live))
+    at, parents, mass, live = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
+    return at, parents, mass, live
+
+
 class CollapsedTree(TopKTree):
-    """Parallel chains: the likeliest frames, and the best alternatives that differ in one frame."""
+    """The `nodes` most probable prefixes of what the frames collapse into."""
 
     def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
-        self.chains, self.length = max(nodes // depth, 1), depth
-        super().__init__(model, tree=parallel(self.chains, depth), sampling=sampling)
+        self.nodes, self.length = nodes, depth
+        super().__init__(model, tree=parallel(nodes, depth), sampling=sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
@@ -53,20 +118,21 @@ class CollapsedTree(TopKTree):
             return Draft.empty(len(room), rng.device)
         runner: Any = self.model
         self.bytes_read += runner.weight_bytes
-        tokens, belief = runner.draft_head.chains(runner.future_logits(), self.chains, longest)  # [B, M, L], [B, M]
-        rows = len(room)
-        tree = Tree.of(self.parents[: longest * self.chains], rng.device)
-        same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] equal to an earlier chain
-        fits = (tokens >= 0) & ~same[..., None] & (torch.arange(longest, device=tokens.device) < left[:, None, None])
-        live = fits.cumprod(-1).bool().transpose(1, 2).reshape(rows, -1)
-        flat = tokens.clamp(min=0).transpose(1, 2).reshape(rows, -1)
-        return Draft.guess(flat, tree, live, belief.repeat(1, longest))
+        sequences, value = runner.draft_head.chains(runner.future_logits(), self.nodes, longest)  # [B, W, L], [B, W]
+        tokens, parents, mass, live = prefix_tree(sequences, value)
+        level = torch.arange(tokens.shape[1], device=tokens.device) // sequences.shape[1]
+        live = live & (level < left[:, None])
+        kept, shape = rerank(torch.where(live, mass, -torch.inf), parents, min(self.nodes, tokens.shape[1]))
+        best = Tree(shape, longest, self.nodes)
+        tokens = tokens.gather(1, kept).clamp(min=0)
+        return Draft.guess(tokens, best, live.gather(1, kept), mass.gather(1, kept))
 
 
 class CtcFrames(DraftHead):
     """A layer over the committed tokens, started as a copy of the target's last (or that layer with LoRA corrections of
-    rank `lora`), then `frames` residual heads that attend to one another in both directions, in a layer with an MLP of
-    width `hidden`. A frame is a token or the blank."""
+    rank `lora`), then `frames` residual heads (of rank `rank`; 0: full) that attend to one another in both directions,
+    in a layer of `mixing` heads (0: the target's number) with an MLP of width `hidden`. A frame is a token or the
+    blank. Training draws up to `anchors` positions of each row."""
 
     parallel, cached_layers, draft_kind, taps, drafter_class = True, 1, "tree", ("last",), CollapsedTree
     needs = frozenset({"last"})
@@ -78,7 +144,10 @@ class CtcFrames(DraftHead):
         frames: int = 8,
         length: int = 5,
         hidden: int = 0,
+        rank: int = 0,
+        mixing: int = 0,
         lora: int = 0,
+        anchors: int = 24,
         vocabulary: PrefixCache = 0,
     ) -> None:
         super().__init__()
@@ -91,7 +160,10 @@ class CtcFrames(DraftHead):
             "frames": frames,
             "length": length,
             "hidden": hidden,
+            "rank": rank,
+            "mixing": mixing,
             "lora": lora,
+            "anchors": anchors,
             "vocabulary": kept(self.words),
         }
         width, eps = self.form.hidden_size, self.form.norm_eps
@@ -100,9 +172,9 @@ class CtcFrames(DraftHead):
         self.block = Block(self.form)
         self.block.copy(network.layers[-1])
         adapted(self.block, lora, known=width)
-        self.heads = Matrix(width, frames * width, bias=True)
-        self.place = nn.Parameter(torch.zeros(frames, width))
-        self.mixer = Block(replace(self.form, intermediate_size=hidden or self.form.intermediate_size))
+        self.heads, self.anchors = FutureStates(width, frames, rank), anchors
+        self.mixer_form = mixing_form(self.form, mixing, hidden)
+        self.mixer = Block(self.mixer_form)
         self.blank = Matrix(width, 1, bias=True)
         self.angles = Angles(self.form)
         with torch.no_grad():
@@ -117,7 +189,7 @@ class CtcFrames(DraftHead):
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[N, D] -> [N, F, D]."""
-        states = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
+        states = self.heads(state)
         order = torch.arange(self.frames, device=state.device)[None]
         mixed: Tensor = self.norm(
             self.mixer(states, AttentionMask(*self.angles(order, self.frames, states.dtype), None))
@@ -136,8 +208,11 @@ class CtcFrames(DraftHead):
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
         """The CTC loss of the next tokens, up to the first outside the vocabulary."""
-        logs = self._frame_logits(batch, batch.answer).float().log_softmax(-1).transpose(0, 1)
-        rows, places = batch.answer.nonzero(as_tuple=True)
+        priority = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
+        drawn = priority.topk(min(self.anchors, priority.shape[1]), 1).indices
+        where = torch.zeros_like(batch.answer).scatter_(1, drawn, value=True) & batch.answer
+        logs = self._frame_logits(batch, where).float().log_softmax(-1).transpose(0, 1)
+        rows, places = where.nonzero(as_tuple=True)
         steps = places[:, None] + torch.arange(self.depth, device=places.device)
         clamped = steps.clamp(max=batch.tokens.shape[1] - 1)
         tokens = self.words.local(batch.labels()[rows[:, None], clamped])
@@ -150,24 +225,16 @@ class CtcFrames(DraftHead):
         return losses.mean() / self.depth if len(losses) else logs.sum() * 0
 
     def chains(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """The likeliest collapsed chains [B, count, length] of frame logits [B, F, R + 1], padded with -1, and the
-        probability of each one's frames [B, count]."""
-        values, ids = logits.double().log_softmax(-1).topk(2, -1)  # [B, F, 2]
-        best = values[..., 0].sum(1, keepdim=True)
-        order = (values[..., 1] - values[..., 0]).topk(min(count - 1, self.frames), 1)
-        swap = F.one_hot(order.indices, self.frames).bool()  # [B, M - 1, F]
-        other = torch.where(swap, ids[:, None, :, 1], ids[:, None, :, 0])
-        every = torch.cat([ids[:, None, :, 0], other], 1)
-        value = torch.cat([best, best + order.values], 1).exp()
-        if (short := count - every.shape[1]) > 0:
-            every, value = F.pad(every, (0, 0, 0, short), value=self.words.count), F.pad(value, (0, short))
-        tokens = collapse(every, self.words.count, length)
+        """The likeliest collapsed chains [B, count, length] of frame logits [B, F, R + 1], padded with -1, and their
+        probabilities [B, count]."""
+        tokens, value = prefix_beams(logits, length, count)
         ids_ = self.words.vocabulary
         return (tokens if ids_ is None else torch.where(tokens < 0, -1, ids_[tokens.clamp(min=0)])), value
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
         hits = torch.zeros(*batch.answer.shape, min(depth, self.depth), dtype=torch.bool, device=batch.tokens.device)
-        tokens = self.chains(self._frame_logits(batch, batch.answer), 1, hits.shape[2])[0][:, 0]
+        logits = torch.split(self._frame_logits(batch, batch.answer), _BEAM_ROWS)
+        tokens = torch.cat([self.chains(part, _BEAMS, hits.shape[2])[0][:, 0] for part in logits])
         labels = torch.stack([batch.labels(offset + 1) for offset in range(hits.shape[2])], -1)
         hits[batch.answer] = tokens == labels[batch.answer]
         return hits

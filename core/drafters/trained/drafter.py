@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.drafters.length_policies import Policy, Risk
+from outrider.core.drafters.length_policies import Confidence, Policy, Risk
 from outrider.core.drafters.trained.head_runner import HeadRunner
 from outrider.core.drafters.tree_shapes import chain, depths, rerank, sequoia
 from outrider.core.errors import InvalidOption, unknown
@@ -25,6 +25,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.training.draft_head import ConfidentHead
 from outrider.core.tree import Tree
 
+_RISK = 0.95  # that a token of a chain is rejected, at which the policy "confident" stops
 DRAFT_KINDS = ("chain", "tree", "dynamic", "sampled")
 _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by rank among siblings, for default shapes
 
@@ -87,8 +88,9 @@ class ParallelTree(TopKTree):
 class Learned:
     """A drafter with a trained draft head. `draft_kind` (default: the one in the head's paper) is one of
 
-    - "chain": drawn tokens (at temperature 0 the likeliest), as many as `policy` decides. The policy "confident" stops
-      where the head itself predicts a `risk` of rejection.
+    - "chain": drawn tokens (at temperature 0 the likeliest), as many as `policy` decides (default: the one in the
+      head's paper, else "fixed"). The policy "confidence" stops where the highest probability is below `threshold`
+      (default: the paper's, else 0.4), "confident" where the head itself predicts a `risk` of rejection (default 0.95).
     - "tree": the likeliest tokens in the static shape `tree` (default: the best with `nodes` nodes).
     - "dynamic": the `nodes` most probable nodes of a tree of `depth` levels that expands the `width` most probable
       nodes of each level; their probability is at least `min_probability`.
@@ -100,7 +102,8 @@ class Learned:
         *,
         draft_kind: str | None = None,
         length: int = 5,
-        policy: Policy | str = "fixed",
+        policy: Policy | str | None = None,
+        threshold: float | None = None,
         nodes: int = 16,
         width: int = 4,
         depth: int = 5,
@@ -108,7 +111,7 @@ class Learned:
         tree: Sequence[int] | None = None,
         replacement: bool = False,
         sampling: Sampling | None = None,
-        risk: float = 0.6,
+        risk: float | None = None,
     ) -> None:
         self.draft_head = head
         self.draft_kind = head.draft_kind if draft_kind is None else draft_kind
@@ -117,10 +120,7 @@ class Learned:
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
         deepest = head.depth or max(length, depth)
-        if policy == "confident":
-            if not isinstance(head, ConfidentHead):
-                raise InvalidOption(f"{type(head).__name__} does not predict its confidence; use policy='confidence'")
-            policy = Risk(min(length, deepest), risk, head.acceptance, tap="states")
+        policy = _policy(head, self.draft_kind, policy, min(length, deepest), threshold, risk)
         self.model: Any = (head.runner or HeadRunner)(head)
         self.vocabulary: int | None = self.model.vocabulary
         reads = head.needs if head.drafting_needs is None else head.drafting_needs
@@ -175,6 +175,28 @@ class Learned:
 
     def end(self) -> None:
         self._inner.end()
+
+
+def _policy(
+    head: Any, draft_kind: str, policy: Policy | str | None, length: int, threshold: float | None, risk: float | None
+) -> Policy | str:
+    """The policy that ends a chain; options that do not apply are refused."""
+    if draft_kind != "chain" and policy not in (None, "fixed"):
+        raise InvalidOption(
+            f"policy={policy!r} ends chains, and the draft is of kind '{draft_kind}'; give "
+            "draft_kind='chain', or leave policy out"
+        )
+    chosen = (head.policy if draft_kind == "chain" else "fixed") if policy is None else policy
+    for name, value, needed in (("threshold", threshold, "confidence"), ("risk", risk, "confident")):
+        if value is not None and chosen != needed:
+            raise InvalidOption(f"{name}={value} needs policy='{needed}' and draft_kind='chain'; leave it out")
+    if chosen == "confident":
+        if not isinstance(head, ConfidentHead):
+            raise InvalidOption(f"{type(head).__name__} does not predict its confidence; use policy='confidence'")
+        return Risk(length, _RISK if risk is None else risk, head.acceptance, tap="states")
+    if chosen == "confidence":
+        return Confidence(length, head.threshold if threshold is None else threshold, last=True)
+    return chosen
 
 
 @lru_cache

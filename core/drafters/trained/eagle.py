@@ -55,9 +55,9 @@ def unrolled(
 class EagleHead(DraftHead):
     """EAGLE (arXiv 2401.15077): a decoder layer reads the target's last state and the next token's embedding, combined
     by one matrix, and predicts the next last state, to which the target's output layer applies. The loss adds `regress`
-    times a smooth L1 loss of that state; training adds `noise` to the states it reads. Ours starts as a copy of the
-    target's last layer, and with more than one of `rounds` is trained on its own states too. Its tree is static; with
-    dynamic trees it is EAGLE-2 (arXiv 2406.16858)."""
+    times a smooth L1 loss of that state, in the paper's ratio; training adds `noise` to the states it reads. Ours
+    starts as a copy of the target's last layer, and with more than one of `rounds` is trained on its own states too.
+    Its tree is static; with dynamic trees it is EAGLE-2 (arXiv 2406.16858)."""
 
     parallel, cached_layers, draft_kind, taps, depth = False, 1, "tree", ("last",), None
     needs = frozenset({"last"})
@@ -67,7 +67,7 @@ class EagleHead(DraftHead):
         target: Any,
         *,
         rounds: int = 1,
-        regress: float = 1.0,
+        regress: float = 10.0,
         noise: float = 0.1,
         normed: bool = True,
         hidden: int = 0,

@@ -156,11 +156,13 @@ class ExitHead(DraftHead):
 
 class KangarooHead(DraftHead):
     """Kangaroo (arXiv 2404.18911): after a very early exit, an adapter of one attention and two norms is trained on the
-    target's distributions; drafting stops at low confidence (policy "confidence"; the paper's threshold is 0.6). The
-    paper decides after the draw, ours before. The attention starts as a copy of the target's last. The paper exits
-    after 2 of 32 layers, ours by default after a sixth of them, for small targets."""
+    target's distributions. Drafting exits a second time, behind the first token whose distribution has no
+    probability of 0.6 or more (policy "confidence"); the paper compares the drawn token's, which at temperature 0 is
+    the same. The attention starts as a copy of the target's last.
+    The paper exits after 2 of 32 layers, ours by default after a sixth of them, for small targets."""
 
     parallel, cached_layers, draft_kind, depth, runner = False, 1, "chain", None, Early
+    policy, threshold = "confidence", 0.6
 
     def __init__(self, target: Any, *, exit: int = 0, vocabulary: PrefixCache = 0) -> None:
         super().__init__()

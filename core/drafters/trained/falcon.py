@@ -21,30 +21,55 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch
 
 
+class LstmCells(nn.Module):
+    """LSTM cells on top of one another, each entered with a zero state, so that a position depends on no other; then a
+    projection. The forget gate, which would act on that state, is left out."""
+
+    def __init__(self, columns: int, rows: int, *, cells: int = 2, hidden: int = 0) -> None:
+        super().__init__()
+        size = hidden or rows
+        self.cells: Any = nn.ModuleList(
+            Matrix(size if number else columns, 3 * size, bias=True) for number in range(cells)
+        )
+        self.out = Matrix(size, rows, bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for cell in self.cells:
+            enter, leave, new = cell(x).chunk(3, -1)
+            x = leave.sigmoid() * (enter.sigmoid() * new.tanh()).tanh()
+        result: Tensor = self.out(x)
+        return result
+
+
 class FalconHead(Anchored):
-    """The layer attends to inputs that one matrix makes of a token and the state before it: the target's state for
-    committed tokens, the predicted one for drafted tokens. A pass predicts the states of the next `block` positions
-    from the last input and a learned vector per position; they attend to all inputs and, in both directions, to one
-    another (relaxed causal attention). At the end of a block the next pass starts.
+    """Two LSTM layers (of width `hidden`; 0: the target's) merge each token with the state before it: the target's
+    state for committed tokens, the predicted one for drafted tokens. `layers` decoder layers attend to these inputs. A
+    pass predicts the states of the next `block` positions from the last input and a learned vector per position; they
+    attend to all inputs and, in both directions, to one another (relaxed causal attention). At the end of a block the
+    next pass starts.
 
     Trained by coupled sequential glancing: after a first pass, random positions, `glance` times as many as it got
     wrong, receive the true token and state in the second pass, whose loss is the distance from the target's
-    distributions plus `regress` times a smooth L1 loss of its states. Training adds `noise` to the states it reads,
-    since predicted states are inexact. The paper has LSTM layers before the attention and starts a block from its last
-    tokens' inputs, where ours has learned vectors. The layer starts as a copy of the target's last, or is that layer
-    with LoRA corrections of rank `lora`."""
+    distributions plus `regress` times a smooth L1 loss of its states, in the paper's ratio. Training adds `noise` to
+    the states it reads, since predicted states are inexact.
 
-    parallel, cached_layers, draft_kind, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
+    As in the authors' code, the LSTM takes one step per position, from a zero state. The paper starts a block from its
+    last tokens' inputs, where ours has learned vectors; a residual connection passes the state by the LSTM. The layers
+    start as copies of the target's last, or are those with LoRA corrections of rank `lora`."""
+
+    parallel, draft_kind, first, depth = False, "tree", 1, None  # type: ignore[assignment]
 
     def __init__(
         self,
         target: Any,
         *,
         block: int = 2,
+        layers: int = 1,
+        hidden: int = 0,
         lora: int = 0,
         anchors: int = 24,
         glance: float = 0.4,
-        regress: float = 1.0,
+        regress: float = 10.0,
         noise: float = 0.1,
         vocabulary: PrefixCache = 0,
         fade: float = 0.85,
@@ -53,19 +78,28 @@ class FalconHead(Anchored):
         if not 0 <= glance <= 1:
             raise InvalidOption(f"glance is {glance}; it must be from 0 to 1")
         network = target.network
-        self._begin(network, vocabulary, fade, block=block, anchors=anchors)
-        self.config = {**self.config, "lora": lora, "glance": glance, "regress": regress, "noise": noise}
+        self._begin(network, vocabulary, fade, block=block, layers=layers, anchors=anchors)
+        self.config = {
+            **self.config,
+            "hidden": hidden,
+            "lora": lora,
+            "glance": glance,
+            "regress": regress,
+            "noise": noise,
+        }
         self.anchors, self.glance, self.regress, self.noise = anchors, glance, regress, noise
+        self.cached_layers = layers
         width, eps = self.form.hidden_size, self.form.norm_eps
         self.embedded, self.entered, self.norm = (Norm(width, eps) for _ in range(3))
-        self.fuse = Matrix(2 * width, width)
+        self.lstm = LstmCells(2 * width, width, hidden=hidden)
         self.place = nn.Parameter(torch.randn(block, width) * 0.1)
-        self.block = Block(self.form)
-        self.block.copy(network.layers[-1])
-        adapted(self.block, lora, known=width)
+        blocks = [Block(self.form, index=index) for index in range(layers)]
+        self.blocks: Any = nn.ModuleList(blocks)
+        for own, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
+            own.copy(layer)
+            adapted(own, lora, known=width)
         with torch.no_grad():
-            self.fuse.weight.mul_(0.3)
-            self.fuse.weight[:, width:] += torch.eye(width)
+            self.lstm.out.weight.mul_(0.3)
             self.norm.weight.copy_(network.norm)
 
     @property
@@ -73,18 +107,25 @@ class FalconHead(Anchored):
         return int(self.config["block"])
 
     def _input(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """The layer's inputs from tokens [B, Q] and the states before them [B, Q, D]."""
-        read = [self.embedded(self.words.embed(tokens)).to(features.dtype), self.entered(features)]
-        fused: Tensor = self.fuse(torch.cat(read, -1))
-        return fused
+        """The layers' inputs from tokens [B, Q] and the states before them [B, Q, D]."""
+        entered: Tensor = self.entered(features)
+        merged: Tensor = self.lstm(torch.cat([self.embedded(self.words.embed(tokens)).to(entered.dtype), entered], -1))
+        return entered + merged
 
-    def _attend_to(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Keys and values of inputs, written to the cache if there is one."""
-        assert self.block.attention_norm is not None
-        return self.block.attention.read(self.block.attention_norm(x), attn_mask)
+    def _attend_to(self, x: Tensor, attn_mask: AttentionMask) -> list[tuple[Tensor, Tensor]]:
+        """The visible keys and values in each layer, those of inputs x included, which are written to the cache if
+        there is one."""
+        visible = []
+        for number, block in enumerate(self.blocks):
+            visible.append(block.attention.read(block.attention_norm(x), attn_mask))
+            if number + 1 < len(self.blocks):
+                x = block(x, attn_mask)
+        return visible
 
     def _predicted(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
-        states: Tensor = self.norm(self.block(x, attn_mask))
+        for block in self.blocks:
+            x = block(x, attn_mask)
+        states: Tensor = self.norm(x)
         return states
 
     # ---- training
@@ -96,7 +137,7 @@ class FalconHead(Anchored):
         x = self._input(features, batch.tokens)
         seen = causal(self.angles, batch, x)
         mask = self.block_mask(
-            roots, roots[..., None].expand(-1, -1, self.guesses_per_pass), seen, [self._attend_to(x, seen)]
+            roots, roots[..., None].expand(-1, -1, self.guesses_per_pass), seen, self._attend_to(x, seen)
         )
         (rows, count), width = roots.shape, x.shape[2]
         row = torch.arange(rows, device=roots.device)[:, None]
@@ -142,7 +183,7 @@ class FalconHead(Anchored):
         at = (level + 1) % self.guesses_per_pass
         if at:
             return torch.cat([states[..., :-width], states[..., at * width : (at + 1) * width]], -1)
-        return self._pass(x, AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=[known]))
+        return self._pass(x, AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=known))
 
     def _pass(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         """Predict blocks after nodes with inputs [B, N, D] -> the nodes' states [B, N, K D + D]."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from outrider.core.drafters.trained.eagle import round_guesses, shaped, unrolled
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, kept
+from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.engine.types import Config
@@ -54,7 +55,8 @@ class Module(nn.Module):
 class MtpModules(DraftHead):
     """Module k guesses the token k positions ahead from module k - 1's states; the last module continues from its own.
     Each attends to the tokens it read: committed ones with the target's states, drafted ones with the states of the
-    module that read them. In the paper module k reads all tokens with module k - 1's states."""
+    module that read them. In the paper module k reads all tokens with module k - 1's states. Ours start as copies of
+    the target's last layer, or are that layer with LoRA corrections of rank `lora`."""
 
     parallel, draft_kind, taps, depth = False, "chain", ("last",), None
     needs = frozenset({"last"})
@@ -68,6 +70,7 @@ class MtpModules(DraftHead):
         hidden: int = 0,
         form: Mapping[str, Any] | None = None,
         normed_output: bool = False,
+        lora: int = 0,
         vocabulary: PrefixCache = 0,
         fade: float = 0.6,
         layer: nn.Module | None = None,
@@ -89,6 +92,7 @@ class MtpModules(DraftHead):
             "hidden": hidden,
             "form": dict(form or {}),
             "normed_output": normed_output,
+            "lora": lora,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -96,6 +100,7 @@ class MtpModules(DraftHead):
         for last in network.layers[-1:]:
             for module in chain:
                 module.block.copy(last)
+                adapted(module.block, lora, known=self.form.hidden_size, changed=bool(hidden or form))
         self.chain: Any = nn.ModuleList(chain)
         self.norm = Norm(self.form.hidden_size, self.form.norm_eps)
         self.angles = Angles(self.form)

@@ -19,6 +19,7 @@ from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
@@ -73,6 +74,30 @@ class ParallelHeads(DraftHead):
         return ready(self, target)
 
 
+class FutureStates(nn.Module):
+    """A state [N, D] -> states [N, K, D] of K positions ahead: the state itself plus the output of a head each. The
+    heads are one matrix, or with a `rank` the product of two."""
+
+    def __init__(self, width: int, count: int, rank: int = 0) -> None:
+        super().__init__()
+        self.count = count
+        self.inner = Matrix(width, rank, bias=True) if rank else None
+        self.outer = Matrix(rank or width, count * width, bias=True)
+        self.place = nn.Parameter(torch.zeros(count, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = x if self.inner is None else F.silu(self.inner(x))
+        ahead = self.outer(inner).view(len(x), self.count, -1)
+        return x[:, None] + (F.silu(ahead) if self.inner is None else ahead) + self.place
+
+
+def mixing_form(form: Config, heads: int, hidden: int) -> Config:
+    """The form of a small layer in which positions ahead attend to one another: `heads` of attention with keys of their
+    own (0: as in the target) and an MLP of width `hidden` (0: the target's)."""
+    inner = hidden or form.intermediate_size
+    return replace(form, intermediate_size=inner, heads=heads or form.heads, kv_heads=heads or form.kv_heads)
+
+
 class BlockwiseHeads(ParallelHeads):
     """Blockwise parallel decoding (arXiv 1811.03115): one hidden layer for all heads, then a residual output layer
     each. The pass that verifies a block also predicts the next; drafts are chains. The paper can also train the model;
@@ -99,7 +124,8 @@ class AmphistaHeads(ParallelHeads):
     """Amphista (arXiv 2406.13170): two adaptation layers read the committed tokens' states, the second also the last
     token's embedding; the heads' states then attend to one another in both directions. Ours shares the target's output
     rows; the adaptation layers start as copies of the target's last two, or are those with LoRA corrections of rank
-    `lora`; the heads' attention layer has an MLP of the target's width, or of width `hidden`."""
+    `lora`; the drafting heads have rank `rank` (0: full), and the layer in which they attend `mixing` attention heads
+    and an MLP of width `hidden` (0: the target's)."""
 
     cached_layers, first = 2, 1
 
@@ -109,6 +135,8 @@ class AmphistaHeads(ParallelHeads):
         *,
         heads: int = 4,
         hidden: int = 0,
+        rank: int = 0,
+        mixing: int = 0,
         lora: int = 0,
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
@@ -116,16 +144,15 @@ class AmphistaHeads(ParallelHeads):
         super().__init__()
         network = target.network
         self._begin(network, vocabulary, fade, heads=heads)
-        self.config = {**self.config, "hidden": hidden, "lora": lora}
+        self.config = {**self.config, "hidden": hidden, "rank": rank, "mixing": mixing, "lora": lora}
         self.depth = heads
         width = self.form.hidden_size
         adapt = [Block(self.form, index=index) for index in range(2)]
         self.adapt: Any = nn.ModuleList(adapt)
         self.fuse = Matrix(2 * width, width)
         self.embedded = Norm(width, self.form.norm_eps)
-        self.heads = Matrix(width, heads * width, bias=True)
-        self.place = nn.Parameter(torch.zeros(heads, width))
-        self.mixer = Block(replace(self.form, intermediate_size=hidden or self.form.intermediate_size))
+        self.heads = FutureStates(width, heads, rank)
+        self.mixer = Block(mixing_form(self.form, mixing, hidden))
         self.norm = Norm(width, self.form.norm_eps)
         for own, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
             own.copy(layer)
@@ -146,7 +173,7 @@ class AmphistaHeads(ParallelHeads):
         return self._adapted(x, batch.tokens, causal(self.angles, batch, x))
 
     def future_from(self, x: Tensor) -> Tensor:
-        states = x[:, None] + F.silu(self.heads(x)).view(len(x), self.depth, -1) + self.place
+        states = self.heads(x)
         order = torch.arange(self.depth, device=x.device)[None]
         mixed: Tensor = self.norm(
             self.mixer(states, AttentionMask(*self.angles(order, self.depth, states.dtype), None))

@@ -15,6 +15,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -260,10 +261,13 @@ def commonest(lessons: Sequence[Lesson], size: int, kept: int, always: torch.Ten
     """Return the sorted ids of a reduced vocabulary: those of `always`, then the most frequent in answers and, with
     less weight, in prompts and text. Unseen tokens are ranked by id, because tokenizers number tokens by frequency."""
     counts = torch.zeros(size, dtype=torch.double)
-    for lesson in lessons:
-        weight = 0.3 if lesson.kind == "text" else 1.0
-        counts += weight * torch.bincount(torch.tensor(lesson.answer), minlength=size)
-        counts += 0.2 * torch.bincount(torch.tensor(lesson.prompt), minlength=size)
+    for weight, parts in (
+        (1.0, [lesson.answer for lesson in lessons if lesson.kind != "text"]),
+        (0.3, [lesson.answer for lesson in lessons if lesson.kind == "text"]),
+        (0.2, [lesson.prompt for lesson in lessons]),
+    ):
+        ids = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.long)
+        counts += weight * torch.bincount(ids, minlength=size)
     counts += 0.2 * counts.sum() * torch.softmax(-torch.log(torch.arange(size) + 2000.0), 0)
     if always is not None:
         counts[always] += counts.sum()

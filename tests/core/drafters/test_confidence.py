@@ -17,6 +17,7 @@ from outrider.core.drafters.length_policies import Confidence, DraftExit, Policy
 from outrider.core.drafters.self_speculative.layer_skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.head_runner import reduced
+from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, make_drafter
 from outrider.core.protocol import Drafter, Scores
 from outrider.core.rules.exact import Exact
@@ -50,10 +51,8 @@ STOPS: dict[str, Callable[[float], Drafter]] = {
     "specdec-plus-plus": lambda t: make_drafter(
         "specdec-plus-plus", model=table(0.3), head=head, tap=None, threshold=min(1 - t, 0.999), length=6
     ),
-    "kangaroo": lambda t: learned("kangaroo", policy=Confidence(6, t)),
-    "dspark": lambda t: learned(
-        "dspark", draft_kind="chain", length=6, policy="confident", risk=min(max(1 - t, 0.001), 0.999)
-    ),
+    "kangaroo": lambda t: learned("kangaroo", length=6, threshold=t),
+    "dspark": lambda t: learned("dspark", length=6, risk=min(max(1 - t, 0.001), 0.999)),
     "dynamic-tree": lambda t: DynamicTree(table(0.3), min_probability=t),
     "dynamic-tree, greedy drafter": lambda t: DynamicTree(table(0.3), min_probability=t, sampling=GREEDY),
     "swift": lambda t: swift(min_probability=t, bayes_interval=0),
@@ -78,6 +77,7 @@ def test_a_stop_reacts_to_its_threshold_at_every_temperature(name: str, sampling
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "confidence": lambda: Confidence(3, threshold=0.45),
+    "confidence, the last token too": lambda: Confidence(3, threshold=0.45, last=True),
     "draft-exit": lambda: DraftExit(3, threshold=0.45),
     "risk": lambda: Risk(3, 0.6, head, None),
 }
@@ -97,6 +97,24 @@ def test_a_stop_read_at_another_temperature_than_the_draw_is_exact(name: str, sa
         sampling=sampling,
     )
     assert distance(enumerate_output(case)[0], target_distribution(target(), prompt, sampling, 3)) < 1e-12
+
+
+def test_the_second_exits_of_kangaroo_and_dspark_are_on_and_other_options_refused() -> None:
+    for name, given in (("kangaroo", {"threshold": 0.6}), ("dspark", {"risk": 0.95})):
+        usual, same, never = (
+            drafted(learned(name, length=6, **options), GREEDY) for options in ({}, given, {"policy": "fixed"})
+        )
+        assert usual == same and usual[0] < never[0] and usual[1] == never[1]
+    for name, options in (
+        ("dspark", {"draft_kind": "dynamic", "policy": "confident"}),
+        ("dspark", {"threshold": 0.5}),
+        ("kangaroo", {"risk": 0.5}),
+        ("kangaroo", {"policy": "confident"}),
+        ("eagle3", {"threshold": 0.5}),
+        ("medusa", {"policy": "confidence"}),
+    ):
+        with pytest.raises(InvalidOption, match="confiden"):
+            learned(name, **options)
 
 
 def test_confidence_keeps_penalties_and_the_reduced_vocabulary() -> None:

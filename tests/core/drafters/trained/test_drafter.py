@@ -68,6 +68,9 @@ CORRECTED = [
         ("dspark", {"lora": 1}),
         ("specdec", {"lora": 2, "encoder": 2}),
         ("falcon", {"lora": 2, "block": 3}),
+        ("falcon", {"layers": 2}),
+        ("amphista", {"rank": 3, "mixing": 2}),
+        ("mtp", {"lora": 2}),
     )
 ]
 
@@ -215,7 +218,7 @@ def test_training_improves_drafts_as_simulated(method: Method, measured: Any) ->
     assert last < 0.9 * first
     assert after.tokens_per_pass > max(before.tokens_per_pass - 0.1, 1.3)  # some begin as the output layer itself
     length = learner.depth or 4
-    drafter = Learned(learner.drafts(model), draft_kind="chain", length=length, nodes=length)
+    drafter = Learned(learner.drafts(model), draft_kind="chain", policy="fixed", length=length, nodes=length)
     steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24)
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)

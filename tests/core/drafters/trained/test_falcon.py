@@ -54,7 +54,7 @@ def test_the_next_pass_continues_from_the_drafted_tokens() -> None:
         cos, sin = learner.angles(places, length, x.dtype)
         context = learner._attend_to(x, AttentionMask(cos, sin, None))
         inputs = x[:, -1:] + learner.place
-        return learner._predicted(inputs, AttentionMask(cos[:, -1:], sin[:, -1:], None, context=[context]))[0]
+        return learner._predicted(inputs, AttentionMask(cos[:, -1:], sin[:, -1:], None, context=context))[0]
 
     with torch.no_grad():
         x = learner._input(prefill.hidden["last"], torch.tensor([TOKENS[1:]]))  # the first has no state before it
