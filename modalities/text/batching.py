@@ -14,9 +14,9 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, finish_reason
-from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
+from outrider.text.stopping import Ending
 from outrider.text.stream import About, Piece, Result, result_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Request:
     finish_reason: FinishReason | None = None
     cancelled: bool = False
     steps: list[Step] = field(default_factory=list, repr=False)
-    reader: Detokenizer = field(default=cast(Detokenizer, None), repr=False)
+    ending: Ending = field(default=cast(Ending, None), repr=False)
     batch: TextBatch = field(default=cast(Any, None), repr=False)
 
     @property
@@ -87,7 +87,7 @@ class TextBatch:
             sampling=sampling,
             rows=rows,
             memory=memory,
-            stop=self._stop if options.stops else None,
+            stop=self._stop if options.cuts else None,
             record=Record(nodes=False, logprobs=options.logprobs, alternatives=options.alternatives),
         )
 
@@ -97,8 +97,8 @@ class TextBatch:
         max_new_tokens = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
         request_seed = self.options.drawn_seed() if seed is None else seed
         number = self._core.add(ids, self.model.room(ids, max_new_tokens, "the prompt"), seed=request_seed)
-        reader = Detokenizer(self.model.tokens.decode, self.options.stops)
-        request = self._requests[number] = Request(number, ids, request_seed, reader=reader, batch=self)
+        ending = Ending(self.model.tokens.decode, ids, self.options.stops, self.options.criteria)
+        request = self._requests[number] = Request(number, ids, request_seed, ending=ending, batch=self)
         return request
 
     def cancel(self, request: Request) -> None:
@@ -108,9 +108,7 @@ class TextBatch:
             self._core.cancel(request.number)
 
     def _stop(self, number: int, tokens: Sequence[int]) -> int | None:
-        reader = self._requests[number].reader
-        reader.feed(tokens[len(reader.ids) :])
-        return reader.cut
+        return self._requests[number].ending.cut(tokens)
 
     @property
     def idle(self) -> bool:
@@ -137,9 +135,7 @@ class TextBatch:
             if request is None:  # cancelled by the reader of earlier pieces
                 continue
             request.steps.append(replace(step, row=0))
-            if not self.options.stops:
-                request.reader.feed(step.emitted)
-            text = request.reader.take(last=step.finish is not None)
+            text = request.ending.text(step.emitted, last=step.finish is not None)
             request.text, request.finish_reason = request.text + text, finish_reason(step.finish)
             if step.finish is not None:
                 del self._requests[step.row]

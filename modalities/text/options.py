@@ -33,6 +33,7 @@ from outrider.core.validation import (
     recorded,
     seed_of,
 )
+from outrider.text.stopping import StoppingCriterion, criteria_of
 from outrider.text.structured.response_format import Format, format_of
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
@@ -58,6 +59,7 @@ class Given(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion]
     response_format: Any
     regex: str | None
     grammar: str | None
@@ -89,6 +91,7 @@ class Options:
     stop: str | Sequence[str] = ()  # strings that end the text, which excludes them
     stop_token_ids: Sequence[int] = ()  # tokens that end the text, besides the model's own end tokens
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # called as transformers' LogitsProcessor is
+    stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] = ()  # called as transformers' are, scores None
     response_format: Any = None  # a JSON schema, as serving APIs take it, or a pydantic model: all of the text obeys it
     regex: str | None = None  # a regular expression that the whole text matches
     grammar: str | None = None  # a Lark grammar, as llguidance reads it, of the whole text
@@ -119,7 +122,7 @@ class Options:
             raise InvalidOption(
                 "stop and stop_token_ids would end the output before its format does; leave them out, or the format"
             )
-        _ = self.sampling(())  # checks the rest
+        _ = self.sampling(()), self.criteria  # checks the rest
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -133,6 +136,15 @@ class Options:
     @property
     def processors(self) -> tuple[LogitsProcessor, ...]:
         return processors_of(self.logits_processor)
+
+    @property
+    def criteria(self) -> tuple[StoppingCriterion, ...]:
+        return criteria_of(self.stopping_criteria)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the text can end elsewhere than at an end token or the limit."""
+        return bool(self.stops or self.criteria)
 
     @cached_property
     def format(self) -> Format | None:
@@ -179,12 +191,17 @@ class Options:
             found["head"] = str(self.head if named else type(self.head).__name__)[:80]
         if self.format is not None:
             found[self.format.kind] = self.format.fact()
+        if self.criteria:
+            found["stopping_criteria"] = " ".join(
+                getattr(each, "__name__", type(each).__name__) for each in self.criteria
+            )
         return found | processor_facts(self.processors)
 
 
 _RECORDED_OTHERWISE = (
     *("drafter", "draft_model", "head", "rule", "seed", "drafter_options", "rule_options"),
-    *("stop", "stop_token_ids", "logits_processor", "response_format", "regex", "grammar"),
+    *("stop", "stop_token_ids", "logits_processor", "stopping_criteria", "response_format"),
+    *("regex", "grammar"),
 )
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, Kind] = {

@@ -17,9 +17,9 @@ from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, Trace, conditions, finish_reason
-from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
+from outrider.text.stopping import Ending
 from outrider.text.structured.response_format import Format
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Stream(Iterator[Piece]):
         drafter, rule = resolve_drafter(model, options, len(prompts)), resolve_rule(options)
         self._about, self._seed = About(model, drafter, rule), options.drawn_seed()
         self._seeds = [self._seed + row % samples for row in range(len(prompts))] if samples else None
-        self._readers = [Detokenizer(model.tokens.decode, options.stops) for _ in prompts]
+        self._endings = [Ending(model.tokens.decode, prompt, options.stops, options.criteria) for prompt in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._cache = model.take_prefix_cache() if conversation else None
@@ -147,25 +147,20 @@ class Stream(Iterator[Piece]):
                 prompts,
                 sampling=sampling,
                 max_new_tokens=limits,
-                stop=self._stop if options.stops else None,
+                stop=self._stop if options.cuts else None,
                 seed=self._seed if self._seeds is None else self._seeds,
                 record=Record(logprobs=options.logprobs, alternatives=options.alternatives),
             )
         )
 
     def _stop(self, row: int, tokens: Sequence[int]) -> int | None:
-        reader = self._readers[row]
-        reader.feed(tokens[len(reader.ids) :])
-        return reader.cut
+        return self._endings[row].cut(tokens)
 
     def _run(self, steps: Iterator[Step]) -> Generator[Piece]:
         try:
             for step in steps:
                 self._steps.append(step)
-                reader = self._readers[step.row]
-                if not self._options.stops:
-                    reader.feed(step.emitted)
-                text = reader.take(last=step.finish is not None)
+                text = self._endings[step.row].text(step.emitted, last=step.finish is not None)
                 self._texts[step.row] += text
                 reason = self._reasons[step.row] = finish_reason(step.finish)
                 yield Piece(text, step.row, step, reason)

@@ -23,6 +23,7 @@ from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.text.from_transformers import target_of
+from outrider.text.stopping import Criteria
 
 # processors of options that our own sampling applies
 _WARPERS = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"}
@@ -144,17 +145,8 @@ def _stop(prompts: list[list[int]], criteria: Any, device: torch.device) -> Stop
     custom = [criterion for criterion in criteria if type(criterion).__name__ not in _HANDLED_CRITERIA]
     if not custom:
         return None
-    checked = [0] * len(prompts)
-
-    def stop(row: int, tokens: Sequence[int]) -> int | None:
-        for count in range(checked[row] + 1, len(tokens) + 1):
-            ids = torch.tensor([[*prompts[row], *tokens[:count]]], device=device)
-            if any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in custom):
-                return count
-        checked[row] = len(tokens)
-        return None
-
-    return stop
+    rows = [Criteria(custom, prompt, device) for prompt in prompts]
+    return lambda row, tokens: rows[row].cut(tokens)
 
 
 def _output(input_ids: Tensor, emitted: list[list[int]], config: Any) -> Any:

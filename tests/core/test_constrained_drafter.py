@@ -26,7 +26,7 @@ from outrider.core.testing.conformance import Case, enumerate_output, total_vari
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
 from outrider.core.tree import Tree
-from tests.core.test_constraint import PROMPTS, WALK, constrained_distribution, model, target
+from tests.core.test_constraint import PROMPTS, WALK, defined_distribution, model, target
 
 # a choice of two, then three forced tokens, over and over
 KEYS = Automaton({0: {0: 1, 1: 5}, 1: {2: 2}, 2: {3: 3}, 3: {4: 0}, 5: {4: 6}, 6: {3: 7}, 7: {2: 0}})
@@ -110,7 +110,7 @@ def test_dropping_drawn_guesses_is_caught(wrong: bool) -> None:
 
     with patch("outrider.core.decode.constrained", lambda drafter, _: drafter):
         case = Case(target=target, drafter=drafter, rule=Exact(), prompts=PROMPTS[:1], sampling=sampling)
-        found = total_variation(enumerate_output(case)[0], constrained_distribution(PROMPTS[0], sampling, 3))
+        found = total_variation(enumerate_output(case)[0], defined_distribution(PROMPTS[0], sampling, 3))
     assert found > 0.01 if wrong else found < 1e-12
 
 
