@@ -230,6 +230,22 @@ def sequoia(acceptance: Sequence[float], nodes: int, depth: int) -> Optimum:
     return Optimum(values, sizes)
 
 
+def by_accuracy(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> tuple[int, ...]:
+    """The shape with the most accepted tokens for an accuracy [K, R] of the r-th token on level k, whatever its parent:
+    the `nodes` paths of the highest products, as Medusa (arXiv 2401.10774) chooses its tree."""
+    rates = [sorted(row, reverse=True) for row in accuracy[:depth]]
+    shape: list[int] = []
+    queue = [(-rates[0][0], -1, 0, 0)] if rates and rates[0] else []  # -product, parent, level, rank
+    while queue and len(shape) < nodes:
+        value, parent, level, rank = heapq.heappop(queue)
+        if rank + 1 < len(rates[level]) and rates[level][rank]:
+            heapq.heappush(queue, (value * rates[level][rank + 1] / rates[level][rank], parent, level, rank + 1))
+        if level + 1 < len(rates):
+            heapq.heappush(queue, (value * rates[level + 1][0], len(shape), level + 1, 0))
+        shape.append(parent)
+    return tuple(shape)
+
+
 def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """The `nodes` best candidates of each row. `values` [B, M] are log-probabilities summed along the path, `parents`
     [B, M] are in topological order. -> their indices [B, m], in that order, and their parents among them [B, m].

@@ -142,7 +142,7 @@ class DraftHead(nn.Module):
         """Maps its tensors to their names in a draft head of another configuration, to start from that one's
         weights."""
         for name, value in config.items():  # with other taps or tokens, rows would have another meaning
-            if isinstance(value, list) and value != self.config.get(name):
+            if isinstance(value, list) and name != "accuracy" and value != self.config.get(name):
                 raise Incompatible(f"the weights to start from have other {name}; start without them")
         return {name: name for name in self.state_dict()}
 
@@ -221,6 +221,19 @@ def agreement(guesses: list[Guess], batch: Batch, depth: int) -> Tensor:
     if len(hits) == 1:
         hits = [shifted(hits[0], offset, fill=False) for offset in range(depth)]
     return torch.stack(hits, -1)
+
+
+def rank_hits(guesses: Iterable[Guess], batch: Batch, ranks: int) -> tuple[Tensor, Tensor]:
+    """How often the r-th likeliest token of each guess is right [K, ranks], and how often each was asked [K]."""
+    right, asked = [], []
+    for guess in sorted(guesses, key=lambda guess: guess.offset):
+        loss_mask = batch.loss_mask(guess.offset)
+        token = _local(batch.labels(guess.offset)[loss_mask], guess.vocabulary)
+        logits = _rows(guess, loss_mask)
+        top = logits.topk(min(ranks, logits.shape[-1]), -1).indices
+        right.append((top == token[:, None]).sum(0))
+        asked.append(token.new_tensor(len(token)))
+    return torch.stack(right), torch.stack(asked)
 
 
 def _rows(guess: Guess, loss_mask: Tensor) -> Tensor:

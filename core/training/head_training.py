@@ -13,11 +13,12 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training.acceptance_curve import Curve, walk
 from outrider.core.training.checkpoint import save
 from outrider.core.training.dataset import Lesson, Teacher, batches, read
-from outrider.core.training.draft_head import Batch, DraftHead
+from outrider.core.training.draft_head import Batch, DraftHead, rank_hits
 from outrider.core.training.losses import resolve
 from outrider.core.training.optim import TrainingError
 from outrider.core.training.trainer import Autocast, Progress, Share, Validation
 
+_RANKS = 10  # of each guess, whose accuracy shapes static trees
 Source = Callable[[int, float], Sequence[Lesson]]  # epoch, finished share of the run -> training examples
 
 
@@ -81,6 +82,7 @@ class HeadTraining:
     def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]:
         """Simulated acceptance on held-out greedy answers."""
         curves: dict[str, Curve] = {}
+        ranked: dict[str, tuple[Tensor, Tensor]] = {}
         greedy = [lesson for lesson in self.held if lesson.temperature == 0 and lesson.counts is None]
         for group in batches(greedy, self.tokens, 0, max_length=self.max_length):
             batch = read(self.teacher, group, self._needs)
@@ -88,7 +90,16 @@ class HeadTraining:
                 assert isinstance(model, DraftHead)
                 with autocast():
                     curve = walk(model.hits(batch, self.depth), batch.answer)
+                    if "accuracy" in model.config:
+                        counts = rank_hits(model.guesses(batch), batch, _RANKS)
+                        known = ranked.get(name)
+                        ranked[name] = counts if known is None else (known[0] + counts[0], known[1] + counts[1])
                 curves[name] = curves[name] + curve if name in curves else curve
+        for name, (right, asked) in ranked.items():
+            model = models[name]
+            assert isinstance(model, DraftHead)
+            rates = (right / asked.clamp(min=1)[:, None]).tolist()
+            model.config = {**model.config, "accuracy": [[round(rate, 4) for rate in row] for row in rates]}
         return {
             name: Validation(curve.tokens_per_pass, {"architecture": type(models[name]).__name__, **curve.to_dict()})
             for name, curve in curves.items()

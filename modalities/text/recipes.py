@@ -271,9 +271,10 @@ def drafters_of(head: Any) -> list[str]:
 
 def missing(target: str, drafter: str) -> NoWeights:
     """Return the error for missing weights."""
-    if drafter in RECIPES:
+    trained = recipe_for(DRAFTERS[drafter]) if drafter in DRAFTERS else drafter
+    if trained in RECIPES:
         return NoWeights(
             f"there are no weights of {drafter} for {target}; train them with "
-            f"`outrider train {drafter} --model {target}`, or name a file of them or a published head as head=..."
+            f"`outrider train {trained} --model {target}`, or name a file of them or a published head as head=..."
         )
     return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of any tokenizer")

@@ -18,7 +18,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.length_policies import Confidence, Policy, Risk
 from outrider.core.drafters.trained.head_runner import HeadRunner
-from outrider.core.drafters.tree_shapes import chain, depths, rerank, sequoia
+from outrider.core.drafters.tree_shapes import by_accuracy, chain, depths, rerank, sequoia
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -91,7 +91,8 @@ class Learned:
     - "chain": drawn tokens (at temperature 0 the likeliest), as many as `policy` decides (default: the one in the
       head's paper, else "fixed"). The policy "confidence" stops where the highest probability is below `threshold`
       (default: the paper's, else 0.4), "confident" where the head itself predicts a `risk` of rejection (default 0.95).
-    - "tree": the likeliest tokens in the static shape `tree` (default: the best with `nodes` nodes).
+    - "tree": the likeliest tokens in the static shape `tree` (default: the best with `nodes` nodes, by the head's own
+      measured accuracy if it has one).
     - "dynamic": the `nodes` most probable nodes of a tree of `depth` levels that expands the `width` most probable
       nodes of each level; their probability is at least `min_probability`.
     - "sampled": draws in the shape `tree`."""
@@ -146,7 +147,9 @@ class Learned:
             wide = best_shape(6 * nodes, min(depth, deepest))
             self._fixed = ParallelTree(self.model, tree=wide, sampling=soft, nodes=nodes)
         else:
-            shape = best_shape(nodes, min(depth, deepest)) if tree is None else shallow(tree, deepest)
+            measured = by_accuracy(getattr(head, "config", {}).get("accuracy", ()), nodes, min(depth, deepest))
+            usual = measured or best_shape(nodes, min(depth, deepest))
+            shape = usual if tree is None else shallow(tree, deepest)
             kind = ParallelTree if head.parallel else TopKTree
             self._fixed = kind(self.model, tree=shape, sampling=soft)
             if self.draft_kind == "sampled":

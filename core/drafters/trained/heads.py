@@ -26,7 +26,8 @@ PrefixCache = int | Sequence[int] | Tensor  # the ids that can be guessed, or ho
 class MedusaHeads(DraftHead):
     """Medusa (arXiv 2401.10774): head k predicts the token k positions after the next one from x + SiLU(W_k x), in
     `layers` such steps, through an output layer. Trained on a frozen target (Medusa-1), with less weight on later
-    heads. Its tree is the Cartesian product of the heads' likeliest tokens. Ours shares the target's output rows unless
+    heads. Its tree is the Cartesian product of the heads' likeliest tokens, of the shape with the best `accuracy` [K,
+    R] of head k's r-th token, which training measures on held-out answers. Ours shares the target's output rows unless
     each head has its `own`."""
 
     parallel, cached_layers, draft_kind, taps = True, 0, "tree", ("last",)
@@ -39,6 +40,7 @@ class MedusaHeads(DraftHead):
         heads: int = 4,
         layers: int = 1,
         own: bool = False,
+        accuracy: Sequence[Sequence[float]] = (),
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
@@ -48,6 +50,7 @@ class MedusaHeads(DraftHead):
         self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.fade = network.config, heads, fade
         self.config = {"heads": heads, "layers": layers, "own": own, "vocabulary": kept(self.words), "fade": fade}
+        self.config = {**self.config, "accuracy": [list(row) for row in accuracy]}
         rows: list[Any] = [SharedEmbedding(network, vocabulary, own=True).own for _ in range(heads if own else 0)]
         self.outputs: Any = nn.ModuleList(rows)
         width = network.config.hidden_size
@@ -97,7 +100,8 @@ class HydraHeads(DraftHead):
     through a transformer layer over the committed tokens, started as a copy of the target's last. Ours shares the
     target's output rows and norms its inputs. A head is a matrix, or with `hidden` an MLP of that width, then `layers`
     steps like Medusa's. Published heads add a second matrix of the inputs (`joint`), read embeddings and the prefix
-    layer's state as theirs (`plain_inputs`), and have output rows of their `own`."""
+    layer's state as theirs (`plain_inputs`), and have output rows of their `own`. Static trees have the shape with the
+    best `accuracy`, as Medusa's."""
 
     parallel, draft_kind, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
@@ -114,6 +118,7 @@ class HydraHeads(DraftHead):
         plain_inputs: bool = False,
         own: bool = False,
         form: Mapping[str, Any] | None = None,
+        accuracy: Sequence[Sequence[float]] = (),
         vocabulary: PrefixCache = 0,
         fade: float = 0.8,
     ) -> None:
@@ -127,6 +132,7 @@ class HydraHeads(DraftHead):
             "layers": layers,
             "prefix": prefix,
             "hidden": hidden,
+            "accuracy": [list(row) for row in accuracy],
             "joint": joint,
             "plain_inputs": plain_inputs,
             "own": own,

@@ -82,7 +82,7 @@ class FutureStates(nn.Module):
         super().__init__()
         self.count = count
         self.inner = Matrix(width, rank, bias=True) if rank else None
-        self.outer = Matrix(rank or width, count * width, bias=True)
+        self.outer = Matrix(rank or width, count * width, bias=True, zero=True)
         self.place = nn.Parameter(torch.zeros(count, width))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from outrider.core.drafters.tree_shapes import (
     Choices,
     best_choices,
     branching,
+    by_accuracy,
     chain,
     comb,
     depths,
@@ -376,3 +378,23 @@ def test_counter_round_trips(groups: list[tuple[int, int]]) -> None:
 def test_errors_say_what_was_given(call: Callable[[], object], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         call()
+
+
+def test_the_shape_by_accuracy_has_the_most_accepted_tokens() -> None:
+    accuracy = [[0.5, 0.2, 0.1], [0.4, 0.3, 0.0], [0.35, 0.05, 0.02]]
+
+    def worth(shape: tuple[int, ...]) -> float:
+        """The expected number of accepted tokens of a shape whose siblings are tried in order."""
+        values, levels, ranks = list[float](), list[int](), list[int]()
+        for node, parent in enumerate(shape):
+            ranks.append(sum(other == parent for other in shape[:node]))
+            levels.append(0 if parent < 0 else levels[parent] + 1)
+            if levels[node] > 2 or ranks[node] > 2:
+                return 0.0
+            values.append((1.0 if parent < 0 else values[parent]) * accuracy[levels[node]][ranks[node]])
+        return sum(values)
+
+    for nodes in range(1, 6):
+        every = product(*(range(-1, node) for node in range(nodes)))
+        assert worth(by_accuracy(accuracy, nodes, 3)) == pytest.approx(max(map(worth, every)))
+    assert by_accuracy(accuracy, 4, 1) == (-1, -1, -1) and by_accuracy((), 4, 3) == ()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from torch import Tensor
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.trained.distilled import SmallModel
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.heads import MedusaHeads
+from outrider.core.drafters.tree_shapes import by_accuracy, validate
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.methods import make_drafter, make_rule
@@ -78,6 +82,26 @@ def test_rows_of_unequal_length_are_read_as_alone(target: Decoder) -> None:
         assert together.answer[row].nonzero()[:, 0].tolist() == alone.answer[0].nonzero()[:, 0].tolist()
     assert together.answer[2].nonzero()[:, 0].tolist() == [2, 5]
     assert together.live.sum(1).tolist() == [5, 2, 8]
+
+
+def test_validation_measures_the_accuracy_that_shapes_a_static_tree(target: Decoder, lessons: list[Lesson]) -> None:
+    torch.manual_seed(0)
+    head = MedusaHeads(target, heads=2)
+    training = HeadTraining(
+        DecoderTeacher(target), {"medusa": head}, lambda *_: lessons, lessons[:9], Path(), tokens=64
+    )
+    training.validate({"medusa": head}, nullcontext)
+    rates = torch.tensor(head.config["accuracy"])
+    assert rates.shape == (2, 10) and ((rates >= 0) & (rates.sum(1, keepdim=True) <= 1.001)).all()
+    batch = read(training.teacher, lessons[:9], frozenset())
+    asked = batch.loss_mask(2)
+    logits = next(iter(head.guesses(batch))).logits
+    right = (logits.argmax(-1) == batch.labels(2)[asked]).float().mean()
+    assert float(rates[0, 0]) == pytest.approx(float(right), abs=1e-4)
+    again = MedusaHeads(target, **{**head.config, "vocabulary": 0})
+    head.shared(MedusaHeads(target, heads=2).config)
+    drafter = Learned(again.drafts(target), nodes=5, depth=2)
+    assert drafter._fixed.parents == tuple(validate(by_accuracy(head.config["accuracy"], 5, 2)))
 
 
 def test_one_pass_gives_the_states_of_the_prefill() -> None:
@@ -273,6 +297,9 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from outrider.core.drafters.trained.distilled import SmallModel
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.heads import MedusaHeads
+from outrider.core.drafters.tree_shapes import by_accuracy, validate
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.training.dataset import DecoderTeacher, Lesson
 from outrider.core.training.head_training import HeadTraining
