@@ -122,15 +122,21 @@ def side_number() -> int:
     return number
 
 
-def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Copy tensors [B, ...] to the host in one transfer. This is the one synchronisation of a round."""
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of tensors one after another, [bytes]."""
+    return torch.cat([tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in tensors])
+
+
+def fetch(*tensors: Tensor, bytes_of: Tensor | None = None) -> list[np.ndarray]:
+    """Copy tensors to the host in one transfer, each in its own type. This is the one synchronisation of a round.
+    `bytes_of`: the same tensors as `packed` bytes, if there are already."""
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
-    flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()  # pragma: CUDA
-    cuts = np.cumsum([tensor[0].numel() for tensor in tensors])[:-1]  # pragma: CUDA
+    flat = (packed(tensors) if bytes_of is None else bytes_of).cpu().numpy()  # pragma: CUDA
+    cuts = np.cumsum([tensor.nbytes for tensor in tensors])[:-1]  # pragma: CUDA
     return [  # pragma: CUDA
-        part.reshape(tuple(tensor.shape)).astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-        for part, tensor in zip(np.split(flat, cuts, axis=1), tensors, strict=True)
+        part.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tuple(tensor.shape))
+        for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)
     ]
 
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from outrider.core.engine.packed import carved, cloned, copy_all, tensors_in
+
 _MAX_CAPTURES = 96  # per pool; the least recently used one is evicted
 _MAX_FREE_STORES = 2  # unused KV stores kept per pool
 _CAPTURING = threading.Lock()  # CUDA captures one graph at a time
@@ -70,7 +72,7 @@ def record_on_cpu(work: Callable[[], Any]) -> tuple[Any, Replay]:
     out = work()
 
     def replay() -> None:
-        for output, value in zip(_tensors(out), _tensors(work()), strict=True):
+        for output, value in zip(tensors_in(out), tensors_in(work()), strict=True):
             if output.shape != value.shape:
                 raise RuntimeError(f"recorded with shape {tuple(output.shape)}, replayed with {tuple(value.shape)}")
             output.copy_(value)
@@ -135,21 +137,21 @@ class GraphPool:
         key = (*key, *shapes)
         capture = self._captures.get(key)
         if capture is None:
-            buffers = [None if value is None else value.clone() for value in inputs]
+            made = iter(carved([value for value in inputs if value is not None], self.device))
+            buffers = [None if value is None else next(made) for value in inputs]
             capture = self._captures[key] = _Capture(buffers, partial(work, buffers), references)
             if len(self._captures) > _MAX_CAPTURES:
                 self._captures.popitem(last=False)
         self._captures.move_to_end(key)
-        for buffer, value in zip(capture.inputs, inputs, strict=True):
-            if buffer is not None and value is not None:
-                buffer.copy_(value)
+        pairs = [(buffer, value) for buffer, value in zip(capture.inputs, inputs, strict=True) if value is not None]
+        copy_all([buffer for buffer, _ in pairs if buffer is not None], [value for _, value in pairs])
         if self.record is not None and capture.replay is None and not capture.failed:
             self._record(capture, self.record)
         if capture.replay is None:
             return capture.work()  # type: ignore[no-any-return]
         capture.replay()
         self.replayed += 1
-        return _cloned(capture.out)  # type: ignore[no-any-return]
+        return cloned(capture.out)  # type: ignore[no-any-return]  # the next replay overwrites it
 
     def _record(self, capture: _Capture, record: Recorder) -> None:
         try:
@@ -165,19 +167,3 @@ class GraphPool:
 def separate_recorder(record: Recorder | None) -> Recorder | None:
     """A recorder of the same kind whose graphs share no memory with those of `record`."""
     return CudaRecorder(record.device) if isinstance(record, CudaRecorder) else record
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    if isinstance(out, Tensor):
-        return [out]
-    parts = out.values() if isinstance(out, dict) else out or ()
-    return [tensor for part in parts for tensor in _tensors(part)]
-
-
-def _cloned(out: Any) -> Any:
-    """A copy, since the next replay overwrites the outputs."""
-    if isinstance(out, Tensor):
-        return out.clone()
-    if isinstance(out, dict):
-        return {name: _cloned(part) for name, part in out.items()}
-    return None if out is None else tuple(map(_cloned, out))

@@ -259,6 +259,7 @@ class ShadowDevice:
             kwargs["device"] = "cpu"
         values, more = map_tensors(_host, (tuple(args), kwargs))
         out = func(*values, **more)
+        out = values[0] if out is None and name.startswith("_foreach_") and _in_place(name) else out
         made = tensors_in(out)
         given = {_pointer(each) for each in tensors}
         writes = name in _OPERATORS or name == "__setitem__" or "out" in kwargs or _in_place(name)
@@ -272,15 +273,17 @@ class ShadowDevice:
 
     def _launched(self, name: str, read: Any, index: int, out: Any, func: Any = None, given: Any = None) -> Any:
         """Count a kernel, check its order against those that wrote what it reads, and record it in a capture."""
-        self.counts.launches += 1
-        self.counts.kernels[name] += 1
+        made = tensors_in(out)
+        if not made or any(each.numel() for each in made):  # nothing runs for tensors without elements
+            self.counts.launches += 1
+            self.counts.kernels[name] += 1
         stream = runtime.current_stream(torch.device("cuda", index))
         for each in read:
             writer = self._writers.get(_pointer(each))
             if writer is not None and not writer[0].expired() and stream.clock.get(writer[1], 0) < writer[2]:
                 raise ShadowError(f"{name} reads what another stream writes, without waiting for it, at {_place()}")
         by, count = stream.launch()
-        for each in tensors_in(out):
+        for each in made:
             if each.numel():
                 storage = each.untyped_storage()
                 self._writers[storage.data_ptr()] = weak(storage), by, count
