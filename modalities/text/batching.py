@@ -55,7 +55,7 @@ class Request:
         """The result so far, as `generate` returns it."""
         batch, facts = self.batch, {"request": self.number}
         trace = batch.about.trace(self.steps, batch.options, self.seed, batch.weight_bytes, facts)
-        return result_of(self.text, trace, self.finish_reason, self.prompt, batch.options, batch.grammar)
+        return result_of(batch.model, self.text, trace, self.finish_reason, self.prompt, batch.options, batch.grammar)
 
 
 class TextBatch:
@@ -93,7 +93,7 @@ class TextBatch:
 
     def add(self, prompt: Any, max_new_tokens: int | None = None, *, seed: int | None = None) -> Request:
         """Add a prompt as `generate` takes it; `max_new_tokens` and `seed` override the batch's."""
-        ids = self.model.encode(prompt, raw=self.options.raw)
+        ids = self.model.encode(prompt, raw=self.options.raw, tools=self.options.offered)
         max_new_tokens = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
         request_seed = self.options.drawn_seed() if seed is None else seed
         number = self._core.add(ids, self.model.room(ids, max_new_tokens, "the prompt"), seed=request_seed)

@@ -28,7 +28,8 @@ from outrider.text.prefix_cache import PrefixCache
 from outrider.text.resolve_drafter import listed_drafters, listed_rules
 from outrider.text.stream import Result, Stream
 from outrider.text.structured.grammar import Grammars
-from outrider.text.tokenizer import Message, Tokens
+from outrider.text.structured.tools import Tools
+from outrider.text.tokenizer import Message, Tokens, check_messages
 from outrider.text.vocab_bridge import Bridge
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -90,15 +91,15 @@ class TextModel:
         """Names to give as `rule`, with what each does."""
         return listed_rules()
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, *, raw: bool = False, tools: Tools | None = None) -> list[int]:
         """The token ids of one prompt: a user's message, a conversation, or with `raw` a plain prefix. Token ids are
-        returned unchanged. A model without a chat template continues strings."""
+        returned unchanged. A model without a chat template continues strings. The model is told of the tools."""
         if isinstance(prompt, str):
             if not prompt.strip() and not (raw and prompt):
                 raise InvalidOption("the prompt is empty; give at least one word")
-            if raw or self.tokens.template is None:
+            if raw or (self.tokens.template is None and tools is None):
                 return self.tokens.encode(prompt, special=True)
-            return self.tokens.encode(self.tokens.render([{"role": "user", "content": prompt}]), special=False)
+            return self._rendered([{"role": "user", "content": prompt}], tools)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise InvalidOption(
                 f"a prompt is a string, a list of messages or a list of token ids, not a {type(prompt).__name__}"
@@ -110,7 +111,15 @@ class TextModel:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) < len(prompt):
             raise InvalidOption(f"a prompt is a string, a list of messages or a list of token ids, not {prompt!r:.60}")
-        return self.tokens.encode(self.tokens.render(messages), special=False)
+        return self._rendered(messages, tools)
+
+    def _rendered(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
+        if tools is None:
+            return self.tokens.encode(self.tokens.render(messages), special=False)
+        check_messages(messages)
+        shown = tools.shown(messages, self.tokens.template)
+        written = [function.written for function in tools.functions]
+        return self.tokens.encode(self.tokens.render(shown, written), special=False)
 
     @overload  # a string is a sequence of strings too: the first that fits counts
     def generate(self, prompt: Prompt, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
@@ -151,7 +160,11 @@ class TextModel:
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
         samples = copies_of(n, "n")
-        ids = [encoded for prompt in prompts for encoded in [self.encode(prompt, raw=wanted.raw)] * samples]
+        ids = [
+            encoded
+            for prompt in prompts
+            for encoded in [self.encode(prompt, raw=wanted.raw, tools=wanted.offered)] * samples
+        ]
         limits = [
             self.room(encoded, wanted.max_new_tokens, f"prompt {row // samples}") for row, encoded in enumerate(ids)
         ]

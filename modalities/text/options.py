@@ -35,6 +35,7 @@ from outrider.core.validation import (
 )
 from outrider.text.stopping import StoppingCriterion, criteria_of
 from outrider.text.structured.response_format import Format, format_of
+from outrider.text.structured.tools import Tools
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
@@ -63,6 +64,8 @@ class Given(TypedDict, total=False):
     response_format: Any
     regex: str | None
     grammar: str | None
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
     logprobs: bool
     alternatives: int
     raw: bool
@@ -95,6 +98,8 @@ class Options:
     response_format: Any = None  # a JSON schema, as serving APIs take it, or a pydantic model: all of the text obeys it
     regex: str | None = None  # a regular expression that the whole text matches
     grammar: str | None = None  # a Lark grammar, as llguidance reads it, of the whole text
+    tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as serving APIs take them
+    tool_choice: str | Mapping[str, Any] = "auto"  # "required": it calls one; "none"; or the function that it calls
     logprobs: bool = False  # return each token's log-probability under the model's own softmax
     alternatives: int = 0  # record this many of the likeliest tokens at each position
     raw: bool = False  # continue the prompt as it is, without the chat template
@@ -122,6 +127,8 @@ class Options:
             raise InvalidOption(
                 "stop and stop_token_ids would end the output before its format does; leave them out, or the format"
             )
+        if self.offered is not None and self.raw:
+            raise InvalidOption("tools are shown by the chat template, so they can't go with raw=True")
         _ = self.sampling(()), self.criteria  # checks the rest
 
     @classmethod
@@ -149,7 +156,12 @@ class Options:
     @cached_property
     def format(self) -> Format | None:
         """What the whole text must be; None: anything."""
-        return format_of(self.response_format, self.regex, self.grammar)
+        return format_of(self.response_format, self.regex, self.grammar, self.offered)
+
+    @cached_property
+    def offered(self) -> Tools | None:
+        """The tools that the model is shown."""
+        return Tools.of(self.tools, self.tool_choice)
 
     def sampling(self, end: tuple[int, ...], constraint: Constraint | None = None) -> Sampling:
         """How tokens are drawn; `end` are the model's end tokens, `constraint` enforces the format."""
@@ -201,7 +213,7 @@ class Options:
 _RECORDED_OTHERWISE = (
     *("drafter", "draft_model", "head", "rule", "seed", "drafter_options", "rule_options"),
     *("stop", "stop_token_ids", "logits_processor", "stopping_criteria", "response_format"),
-    *("regex", "grammar"),
+    *("regex", "grammar", "tools", "tool_choice"),
 )
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, Kind] = {

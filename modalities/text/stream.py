@@ -21,6 +21,7 @@ from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 from outrider.text.stopping import Ending
 from outrider.text.structured.response_format import Format
+from outrider.text.structured.tools import ToolCall
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
@@ -38,6 +39,7 @@ class Result:
     prompt: list[int] = field(repr=False)  # as token ids
     format: Format | None = field(default=None, repr=False)
     complete: bool | None = None  # whether the text is all that its format asks for; None without a format
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def parsed(self) -> Any:
@@ -59,6 +61,7 @@ class Result:
 
 
 def result_of(
+    model: TextModel,
     text: str,
     trace: Trace,
     reason: FinishReason | None,
@@ -73,7 +76,8 @@ def result_of(
     if grammar is not None:
         walker = Walker(grammar)
         complete = walker.reach(tokens) and walker.cursor.complete
-    return Result(text, tokens, trace, logprobs, reason, prompt, options.format, complete)
+    calls = () if options.offered is None else options.offered.calls(model.tokens.decode(tokens, special=True))
+    return Result(text, tokens, trace, logprobs, reason, prompt, options.format, complete, calls)
 
 
 @dataclass(frozen=True)
@@ -196,5 +200,5 @@ class Stream(Iterator[Piece]):
             if self._seeds is not None:
                 row_trace = replace(row_trace, seed=self._seeds[row])
             text, reason = self._texts[row], self._reasons[row]
-            results.append(result_of(text, row_trace, reason, prompt, self._options, self._grammar))
+            results.append(result_of(self._model, text, row_trace, reason, prompt, self._options, self._grammar))
         return results

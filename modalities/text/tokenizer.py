@@ -19,7 +19,7 @@ from outrider.text.untrusted.process import UntrustedError, check_tokenizer, sha
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -122,6 +122,12 @@ class Tokens:
         return result
 
     @cached_property
+    def specials(self) -> frozenset[str]:
+        """The tokens that mark something and are no text."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the vocabulary, equal for tokenizers with the same tokens and ids."""
         named = sorted(self._tokenizer.get_vocab().items(), key=lambda pair: pair[1])
@@ -138,13 +144,15 @@ class Tokens:
         count: int = self._tokenizer.get_vocab_size()
         return count
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render a conversation with the chat template, up to the start of the answer."""
         if self.template is None:
             raise TokenizerError("the model has no chat template; give a string and raw=True to continue it")
         check_messages(messages)
         try:
-            text: str = shared().ask("render", self.template, [dict(message) for message in messages], self.special)
+            text: str = shared().ask(
+                "render", self.template, [dict(message) for message in messages], self.special, list(tools)
+            )
         except UntrustedError as error:
             raise TokenizerError(_complaint(str(error))) from None
         return text
@@ -159,6 +167,8 @@ def check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidOption("the conversation is empty; give at least one message")
     for number, message in enumerate(messages):
+        if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content") is None:
+            continue
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise InvalidOption(f'message {number} is {message!r:.80}; expected {{"role": "user", "content": "..."}}')
         for part in ("role", "content"):

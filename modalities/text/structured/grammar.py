@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # one way to write each document, as Python's json writes it: more tokens are forced, and none can be blanks for ever
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_ERROR = 300
 
 
@@ -32,14 +32,14 @@ class Grammars:
     """Makes constraints for one tokenizer whose texts end with one of the ids `end`."""
 
     def __init__(self, tokens: Tokens, end: Sequence[int]) -> None:
-        self._tokens, self._end = tokens, tuple(end)
+        self.tokens, self._end = tokens, tuple(end)
         self._made: dict[int, LLTokenizer] = {}  # by size of the vocabulary
 
     def json_schema(self, schema: Mapping[str, Any], vocabulary: int) -> Grammar:
         """Documents of a JSON schema; its key "x-guidance" sets how they are written."""
         library = _library()
         try:
-            source = library.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_JSON)
+            source = library.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)
         except (TypeError, ValueError) as error:
             raise InvalidOption(f"the JSON schema can't be used: {_short(error)}") from None
         return self._grammar(source, "JSON schema", vocabulary)
@@ -48,9 +48,9 @@ class Grammars:
         """Texts that a regular expression matches as a whole."""
         return self._grammar(_library().LLMatcher.grammar_from_regex(pattern), "regular expression", vocabulary)
 
-    def lark(self, grammar: str, vocabulary: int) -> Grammar:
+    def lark(self, grammar: str, vocabulary: int, what: str = "grammar") -> Grammar:
         """Texts of a grammar in llguidance's variant of Lark; its rule `start` is the whole text."""
-        return self._grammar(_library().LLMatcher.grammar_from_lark(grammar), "grammar", vocabulary)
+        return self._grammar(_library().LLMatcher.grammar_from_lark(grammar), what, vocabulary)
 
     def _grammar(self, source: str, what: str, vocabulary: int) -> Grammar:
         tokenizer = self._tokenizer(vocabulary)
@@ -67,7 +67,7 @@ class Grammars:
             raise InvalidOption("the model has no end token, which constrained output needs in order to end")
         if vocabulary not in self._made:
             try:
-                made = _library().LLTokenizer(self._tokens.serialized(), n_vocab=vocabulary, eos_token=[*self._end])
+                made = _library().LLTokenizer(self.tokens.serialized(), n_vocab=vocabulary, eos_token=[*self._end])
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # panics of the library are no Exception

@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.core.errors import InvalidOption, unknown
 from outrider.text.structured.grammar import Grammar, Grammars
+from outrider.text.structured.tools import Tools
 
 _TYPES = ("text", "json_object", "json_schema")
 
@@ -20,25 +21,36 @@ _TYPES = ("text", "json_object", "json_schema")
 class Format:
     """What the whole output must be: a text of the language `kind`, and how its value is read."""
 
-    kind: str  # "json_schema", "regex" or "grammar"
+    kind: str  # "json_schema", "regex", "grammar" or "tools"
     source: Any
     read: Callable[[str], Any]
 
     def constraint(self, grammars: Grammars, vocabulary: int) -> Grammar:
         if self.kind == "json_schema":
             return grammars.json_schema(self.source, vocabulary)
+        if self.kind == "tools":
+            return grammars.lark(self.source.grammar(grammars.tokens), vocabulary, "schema of a tool")
         return (grammars.regex if self.kind == "regex" else grammars.lark)(self.source, vocabulary)
 
     def fact(self) -> str:
         """The source as traces record it."""
+        if isinstance(self.source, Tools):
+            return " ".join(function.name for function in self.source.functions)
         return self.source if isinstance(self.source, str) else json.dumps(self.source)
 
 
-def format_of(response_format: Any, regex: str | None, grammar: str | None) -> Format | None:
+def format_of(
+    response_format: Any, regex: str | None, grammar: str | None, tools: Tools | None = None
+) -> Format | None:
     """The format of these options, of which at most one is given; None: any text."""
     given = {
         name: value
-        for name, value in (("response_format", response_format), ("regex", regex), ("grammar", grammar))
+        for name, value in (
+            ("response_format", response_format),
+            ("regex", regex),
+            ("grammar", grammar),
+            ("tools", tools),
+        )
         if value is not None
     }
     if len(given) > 1:
@@ -48,6 +60,8 @@ def format_of(response_format: Any, regex: str | None, grammar: str | None) -> F
             if not isinstance(given[name], str) or not given[name]:
                 raise InvalidOption(f"{name} is {given[name]!r:.60}; it must be a string of at least one character")
             return Format(name, given[name], str)
+    if tools is not None:
+        return Format("tools", tools, str)
     return None if response_format is None else _json_format(response_format)
 
 

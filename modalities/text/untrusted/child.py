@@ -37,7 +37,12 @@ def _compiled(template: str) -> Any:
     return environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))  # marks for training
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str]) -> str:
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """A conversation as the text that the model was trained on."""
     from jinja2 import TemplateSyntaxError
 
@@ -46,7 +51,7 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], special: Mappin
     except TemplateSyntaxError as error:
         raise ValueError(f"the model's chat template can't be read: {error}") from None
     try:
-        text: str = compiled.render(messages=messages, add_generation_prompt=True, **special)
+        text: str = compiled.render(messages=messages, tools=tools or None, add_generation_prompt=True, **special)
     except MemoryError:
         raise
     except Exception as error:  # a template may raise anything
