@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from outrider.core.constraint import Constraint
 from outrider.core.distribution import LogitsProcessor
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Drafter, Rule
@@ -118,6 +119,19 @@ def processor_facts(processors: Sequence[LogitsProcessor]) -> dict[str, Fact]:
     """The names of logits processors as traces record them."""
     names = " ".join(getattr(processor, "__name__", type(processor).__name__) for processor in processors)
     return {"logits_processor": names} if names else {}
+
+
+def check_constraint(given: object) -> None:
+    """Refuse what is no constraint."""
+    if given is not None and not callable(getattr(given, "start", None)):
+        raise InvalidOption(
+            f"constraint is {given!r:.60}; it must be None or a constraint, such as outrider.core.constraint.Positions"
+        )
+
+
+def constraint_facts(constraint: Constraint | None) -> dict[str, Fact]:
+    """The kind of a constraint as traces record it."""
+    return {} if constraint is None else {"constraint": type(constraint).__name__}
 
 
 def recorded(drafter: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Fact]:

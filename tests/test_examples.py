@@ -24,8 +24,10 @@ TEXT: dict[str, tuple[list[str], str]] = {  # arguments in addition to the model
     "streaming": (["--characters", "20"], r"\d+ tokens in \d+ target passes"),
     "custom_drafter": ([], SAME),
     "compare_methods": (["--max-new-tokens", "12"], r"ensemble .*x, same output: True"),
+    "structured_text": ([], SAME),
     "retrieval": (["--max-new-tokens", "8"], "same tokens as without speculation: True"),
 }
+NEEDED = {"retrieval": "bm25s", "structured_text": "llguidance"}
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def test_examples_are_short_and_document_their_output() -> None:
     paths = sorted(FOLDER.glob("*.py"))
     tested = {*TEXT, "custom_rule", "conformance", "relaxed_image", "speech", "train_head"}
+    tested |= {"constrained_image", "constrained_speech"}
     assert {path.stem for path in paths} == tested
     for path in paths:
         source = path.read_text(encoding="utf-8")
@@ -60,8 +63,7 @@ def test_examples_are_short_and_document_their_output() -> None:
 
 @pytest.mark.parametrize("name", TEXT)
 def test_text_examples_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
-    if name == "retrieval":
-        pytest.importorskip("bm25s")
+    pytest.importorskip(NEEDED.get(name, "torch"))
     arguments, expected = TEXT[name]
     model = [str(tiny)] if name == "custom_drafter" else ["--model", str(tiny)]
     assert re.search(expected, run(name, *model, *arguments))
@@ -70,8 +72,7 @@ def test_text_examples_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXT)
 def test_text_examples_on_the_default_model(name: str, run: Any) -> None:
-    if name == "retrieval":
-        pytest.importorskip("bm25s")
+    pytest.importorskip(NEEDED.get(name, "torch"))
     assert re.search(TEXT[name][1], run(name))
 
 
@@ -92,6 +93,20 @@ def test_a_relaxed_picture(run: Any, tmp_path: Path) -> None:
     exact, relaxed = re.findall(r"(\d\.\d+) tokens per target pass, (\d+\.\d+) total variation", run("relaxed_image"))
     assert float(exact[1]) == 0 < float(relaxed[1])
     assert all((tmp_path / f"{name}.png").stat().st_size > 500 for name in ("exact", "lantern"))
+
+
+@pytest.mark.slow
+def test_the_border_of_a_picture_is_kept(run: Any, tmp_path: Path) -> None:
+    kept, all_, per_pass = re.findall(r"[\d.]+", run("constrained_image"))[:3]
+    assert kept == all_ and int(all_) > 50 and float(per_pass) > 1
+    assert (tmp_path / "after.png").stat().st_size > 500
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ASSETS["hifi-gan"].here, reason="the vocoder is not fetched")
+def test_a_beginning_and_an_ending_are_kept(run: Any) -> None:
+    pytest.importorskip("hibari")
+    assert "20 of 20 tokens kept" in (said := run("constrained_speech")) and "as before: True" in said
 
 
 @pytest.mark.slow

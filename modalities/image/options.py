@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.constraint import Constraint
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.parallel_decoding import JACOBI
@@ -22,6 +23,8 @@ from outrider.core.validation import (
     Fact,
     Kind,
     check,
+    check_constraint,
+    constraint_facts,
     options_of,
     processor_facts,
     processors_of,
@@ -45,6 +48,7 @@ class Given(TypedDict, total=False):
     entropy: bool
     logprobs: bool
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    constraint: Constraint | None
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -66,6 +70,7 @@ class Options:
     entropy: bool = False  # record the entropy of each code's distribution
     logprobs: bool = False  # record each code's log-probability under the guided softmax
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # of guided logits; ids begin with a white code
+    constraint: Constraint | None = None  # of the codes in raster order; see outrider.core.constraint.Positions
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +81,7 @@ class Options:
             raise InvalidOption(f"guidance_scale is {self.guidance_scale}; it must be 0 or more (1 turns guidance off)")
         if self.negative_prompt is not None and self.guidance_scale == 1:
             raise InvalidOption("negative_prompt needs guidance; give a guidance_scale other than 1, or leave it out")
+        check_constraint(self.constraint)
         _ = self.sampling()  # checks the rest
 
     @classmethod
@@ -90,6 +96,7 @@ class Options:
             top_p=self.top_p,
             entropy_aware=self.entropy_aware,
             processors=processors_of(self.logits_processor),
+            constraint=self.constraint,
         )
 
     def drawn_seed(self) -> int:
@@ -102,7 +109,13 @@ class Options:
         negative = {} if self.negative_prompt is None else {"negative_prompt": self.negative_prompt}
         methods = recorded(self.drafter_options, self.rule_options)
         processors = processor_facts(processors_of(self.logits_processor))
-        return {name: getattr(self, name) for name in own} | negative | methods | processors
+        return (
+            {name: getattr(self, name) for name in own}
+            | negative
+            | methods
+            | processors
+            | constraint_facts(self.constraint)
+        )
 
 
 _TYPES: dict[str, Kind] = {

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.constraint import Constraint
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.parallel_decoding import JACOBI
@@ -22,6 +23,8 @@ from outrider.core.validation import (
     Fact,
     Kind,
     check,
+    check_constraint,
+    constraint_facts,
     options_of,
     processor_facts,
     processors_of,
@@ -43,6 +46,7 @@ class Given(TypedDict, total=False):
     frequency_penalty: float
     logprobs: bool
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    constraint: Constraint | None
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -62,6 +66,7 @@ class Options:
     frequency_penalty: float = 0.0  # the same, for each time it was generated
     logprobs: bool = False  # record each token's log-probability under the voice's own softmax
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # per utterance; ids begin with the end token
+    constraint: Constraint | None = None  # of each utterance's tokens; see outrider.core.constraint.Positions
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +75,7 @@ class Options:
         check(self, _TYPES)
         if not (math.isfinite(self.speed) and 0.5 <= self.speed <= 2):
             raise InvalidOption(f"speed is {self.speed}; it must be from 0.5 to 2 (1 is normal)")
+        check_constraint(self.constraint)
         _ = self.sampling(0)  # checks the rest
 
     @classmethod
@@ -79,7 +85,8 @@ class Options:
 
     def sampling(self, end: int) -> Sampling:
         own = {name: getattr(self, name) for name in _SAMPLING}
-        return Sampling(**own, processors=processors_of(self.logits_processor), end=(end,))
+        processors = processors_of(self.logits_processor)
+        return Sampling(**own, processors=processors, constraint=self.constraint, end=(end,))
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator draws one, and advances."""
@@ -89,7 +96,7 @@ class Options:
         """The options that a trace records."""
         own = {name: getattr(self, name) for name in ("speed", *_SAMPLING)}
         processors = processor_facts(processors_of(self.logits_processor))
-        return own | recorded(self.drafter_options, self.rule_options) | processors
+        return own | recorded(self.drafter_options, self.rule_options) | processors | constraint_facts(self.constraint)
 
 
 # No repetition penalty: it would count the prompt, which is the end token.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.constraint import Positions
 from outrider.core.errors import InvalidOption
 from outrider.core.trace import Trace
 from outrider.core.training.recipes import NoWeights, Shelf
@@ -68,6 +69,21 @@ def test_processors_change_drafted_and_plain_decoding_alike(im: ImageModel) -> N
     assert all(a != b for a, b in itertools.pairwise([im.white, *plain.tokens]))
     assert plain.trace.options["logits_processor"] == "no_repeats"
     assert im.generate("red cat", drafter="jacobi", **options).tokens == plain.tokens  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "prompt-lookup"])
+def test_forced_codes_are_kept_and_guessed(im: ImageModel, drafter: str) -> None:
+    """A border of given codes: the tokens of plain decoding under it, and fewer passes."""
+    side = im.raster.columns
+    border = [place % side in (0, side - 1) or place < side for place in range(side * side)]
+    options = {"rule": "gumbel-match", "seed": 3, "constraint": Positions([(5,) if at else None for at in border])}
+    plain = im.generate("red heart", drafter=None, **options)  # type: ignore[call-overload]
+    out = im.generate("red heart", drafter=drafter, **options)  # type: ignore[call-overload]
+    assert out.tokens == plain.tokens and {code for code, at in zip(out.tokens, border, strict=True) if at} == {5}
+    assert out.trace.options["constraint"] == "Positions"
+    assert len(out.trace.steps) <= side * side - sum(border) + 1
+    with pytest.raises(InvalidOption, match="constraint is 3"):
+        im.generate("red heart", constraint=3)  # type: ignore[call-overload]
 
 
 @pytest.mark.slow

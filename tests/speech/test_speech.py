@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.constraint import Positions
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.rules.neighbours import Tolerance
@@ -62,6 +63,17 @@ def test_processors_change_drafted_and_plain_decoding_alike(speaker: SpeechModel
     assert min(plain.tokens) >= 5 and plain.trace.options["logits_processor"] == "fewer_codes"
     for drafter in ("jacobi", "draft-model"):
         assert speaker.generate("Yes.", drafter=drafter, **options).tokens == plain.tokens  # type: ignore[call-overload]
+
+
+def test_a_forced_beginning_and_ending_are_kept_and_guessed(speaker: SpeechModel) -> None:
+    end, codes = speaker.voice.end, tuple(range(speaker.voice.end))
+    shape = Positions([(3,), (4,), (3,), codes, codes, (5,), (6,), (end,)])
+    options = {"rule": "gumbel-match", "seed": 7, "constraint": shape}
+    plain = speaker.generate("Yes.", drafter=None, **options)  # type: ignore[call-overload]
+    assert plain.tokens[:3] == [3, 4, 3] and plain.tokens[5:] == [5, 6, end] and len(plain.trace.steps) == 8
+    for drafter in ("jacobi", "draft-model"):
+        out = speaker.generate("Yes.", drafter=drafter, **options)  # type: ignore[call-overload]
+        assert out.tokens == plain.tokens and len(out.trace.steps) < 8 and out.finish_reason == "stop"
 
 
 def test_an_async_stream_gives_the_same_sound(speaker: SpeechModel) -> None:
