@@ -22,6 +22,7 @@ import typer
 from outrider.app.bench import engine
 from outrider.app.bench.codec import codec as bench_codec
 from outrider.app.bench.image import image as bench_image
+from outrider.app.bench.schemas import schemas
 from outrider.app.bench.speech import speech as bench_speech
 from outrider.app.bench.text import bench
 from outrider.app.commands.contact_sheet import contact_sheet
@@ -68,7 +69,7 @@ bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
 bench.command("codec")(bench_codec)
 bench.command("rag")(bench_rag)
-for command in (engine.throughput, engine.long_context, engine.offload, engine.soak, engine.device):
+for command in (engine.throughput, engine.long_context, engine.offload, engine.soak, engine.device, schemas):
     bench.command()(command)
 cli.add_typer(bench, name="bench")
 cli.command()(text)

@@ -7,6 +7,7 @@ leads to a node, not to its depth. Independent of what a token means and of how 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -119,10 +120,16 @@ class PathMasks:
 def masked(logits: Tensor, bits: Tensor) -> Tensor:
     """Logits [..., V] with -inf where bits [..., ceil(V / 32)], on the same device, are 0. A row without any other
     finite logit stays as it is."""
-    single = (bits[..., None] >> torch.arange(_WORD, device=bits.device)) & 1
-    allowed = single.flatten(-2)[..., : logits.shape[-1]] > 0
-    restricted = logits.masked_fill(~allowed, -torch.inf)
-    return torch.where(restricted.amax(-1, keepdim=True) > -torch.inf, restricted, logits)
+    if bits.device.type == "cpu" and sys.byteorder == "little":  # the same in a tenth of the time
+        single = torch.from_numpy(np.unpackbits(bits.contiguous().numpy().view(np.uint8), axis=-1, bitorder="little"))
+    else:
+        single = ((bits[..., None] >> torch.arange(_WORD, device=bits.device)) & 1).flatten(-2)
+    cap = (single[..., : logits.shape[-1]].to(logits.dtype) - 0.5) * torch.inf  # of either sign, without branches
+    restricted = torch.minimum(logits, cap)
+    left = restricted.amax(-1, keepdim=True) > -torch.inf
+    if left.device.type == "cpu" and bool(left.all()):
+        return restricted
+    return torch.where(left, restricted, logits)
 
 
 class _Places:

@@ -23,6 +23,7 @@ COMMAND = re.compile(r"^outrider (?!.*\bNAME\b)([^#\n]+?) *(?:#.*)?$", re.MULTIL
 NEEDS = {
     **dict.fromkeys(("exactness", "batches", "choose-a-drafter", "relaxed-rules", "generation-options"), ""),
     "quick-start": "hibari",
+    "structured-output": "llguidance",
 }
 
 
