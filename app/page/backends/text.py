@@ -34,7 +34,10 @@ class TextBackend:
     default_drafter = AUTO.name
     defaults: Modality | None = name
     is_server = False
-    extra_options: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
+    extra_options: tuple[Knob | Choice, ...] = (
+        Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),
+        Choice("response_format", ("text", "json_object"), "text"),
+    )
 
     def __init__(
         self,

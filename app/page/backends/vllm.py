@@ -27,7 +27,7 @@ class VllmBackend:
     prompt_label = TextBackend.prompt_label
     examples: tuple[str, ...] = TextBackend.examples
     default_temperature: float = TextBackend.default_temperature
-    extra_options: tuple[Knob | Choice, ...] = TextBackend.extra_options
+    extra_options: tuple[Knob | Choice, ...] = TextBackend.extra_options[:1]  # max_new_tokens
     defaults = TextBackend.defaults
     is_server = True
     device = ""

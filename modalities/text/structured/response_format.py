@@ -68,6 +68,8 @@ def format_of(
 def _json_format(given: Any) -> Format | None:
     if isinstance(given, type) and callable(getattr(given, "model_json_schema", None)):  # a pydantic model
         return Format("json_schema", _closed(given.model_json_schema()), given.model_validate_json)  # type: ignore[attr-defined]
+    if isinstance(given, str):
+        given = {"type": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
         raise InvalidOption(
             f"response_format is {given!r:.60}; give a pydantic model, or a dictionary such as "
