@@ -75,6 +75,12 @@ def train(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Initial weights of a recipe. Default: random. Repeatable."),
     ] = None,
+    hold_out: Annotated[
+        bool,
+        typer.Option(
+            "--hold-out", help="Images: leave the names kept for measuring out of the token model's training as well."
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
 ) -> None:
@@ -116,6 +122,7 @@ def train(
                 seed=seed,
                 fresh=no_resume,
                 start=init_from[0] if init_from else None,
+                hold_out=hold_out,
                 quiet=quiet,
                 command=command,
             )

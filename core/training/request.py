@@ -34,6 +34,7 @@ class TrainingRequest:
     rate: float | None = None
     seed: int = 0
     fresh: bool = False  # remove the folder's checkpoint
+    hold_out: bool = False  # keep the names held out for measuring out of training (token models of images)
     start: Path | None = None  # weights to start from, instead of random ones
     quiet: bool = False
     options: Mapping[str, Any] | None = None  # of the model, instead of the recipe's

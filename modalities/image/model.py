@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from outrider.core.training.draft_head import DraftHead
 from outrider.core.validation import as_list, dtype_name, shows_options
 from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
+from outrider.image.known_names import KnownNames
 from outrider.image.layout_planner import decoder
 from outrider.image.options import Given, Options
 from outrider.image.prompt_encoder import PromptEncoder
@@ -56,6 +56,7 @@ class ImageModel:
         draft_head: Callable[[str, Decoder], DraftHead] | None = None,
         dtype: str = "float32",
         folder: Path | None = None,
+        known: KnownNames | None = None,
     ) -> None:
         if prompt_encoder.codes != codec.layout.codes:
             raise InvalidOption(
@@ -63,7 +64,7 @@ class ImageModel:
                 "they must match"
             )
         self.network, self.prompt_encoder, self.codec = network, prompt_encoder, codec
-        self.name, self.dtype = name, dtype
+        self.name, self.dtype, self.known = name, dtype, known or KnownNames()
         side = _SIDE // codec.factor
         self.raster = Grid(side, side)
         self.white = self.root = codec.white  # an image begins as if after a white patch
@@ -125,10 +126,10 @@ class ImageModel:
     guidance = 3.0  # the default scale
 
     def read(self, prompt: str, style: str | None = None) -> list[int]:
-        """A prompt's ids. Without a style, a hash of the prompt chooses one, since the model saw few images without a
-        style in training and draws them worse."""
+        """A prompt's ids. Without a style, it is drawn in one that has an image of this name, since the model saw few
+        images without a style in training and draws them worse."""
         if style is None:
-            style = self.styles[crc32(" ".join(prompt.lower().split()).encode(errors="replace")) % len(self.styles)]
+            style = self.known.style(prompt, self.styles)
         return self.prompt_encoder.encode_checked(prompt, style)
 
     def target(
@@ -230,6 +231,7 @@ def load(
         draft_head=lambda drafter, target: recipes.draft_head(drafter, target, folder),
         dtype=dtype,
         folder=folder,
+        known=recipes.known_names(folder),
     )
 
 

@@ -18,6 +18,7 @@ from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
 from outrider.image.classifier import Classifier
+from outrider.image.known_names import KnownNames
 from outrider.image.layout_planner import LayoutPlanner
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from outrider.image.tokenizer import Tokenizer
 MODEL = "emoji"
 PREFIX = "image-"
 DRAFT = f"{PREFIX}draft"  # the smaller model
+DECODER = "image-decoder"
 CLASSIFIER = "image-classifier"
 PLAN = "image-plan"
 ACCURACY = "accuracy on styles left out"  # a key in the classifier's provenance
@@ -33,10 +35,16 @@ ACCURACY = "accuracy on styles left out"  # a key in the classifier's provenance
 RECIPES = table(
     Recipe(
         name="image-tokenizer",
-        summary="the tokenizer: 64x64 pixels to 16x16 codes of 1,000 and back",
-        options={"channels": (32, 64, 80)},
+        summary="the tokenizer: 64x64 pixels to 16x16 codes of 2,560 and back",
+        options={"levels": (8, 8, 8, 5), "channels": (48, 96, 128)},
         rate=2e-3,
-        batch=(32, 128),
+        batch=(32, 96),
+    ),
+    Recipe(
+        name=DECODER,
+        summary="the tokenizer's decoder alone; codes keep their meaning, and models of codes stay valid",
+        rate=1.2e-3,
+        batch=(32, 96),
     ),
     Recipe(
         name=PLAN,
@@ -134,6 +142,21 @@ def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenMo
     model: DraftHead = load_trained(path or weights(name), KINDS, target)
     assert isinstance(model, TokenModel)
     return model
+
+
+def known_names(folder: Path | None = None) -> KnownNames:
+    """The names that each style has an image of, from beside the token model's weights; none if they are not there."""
+    try:
+        weights_file = folder / "tokens.safetensors" if folder else weights("image-tokens")
+    except NoWeights:
+        return KnownNames()
+    path = names_file(weights_file)
+    return KnownNames.load(path) if path.is_file() else KnownNames()
+
+
+def names_file(weights_file: Path) -> Path:
+    """The file of known names beside a token model's weights."""
+    return weights_file.with_name(weights_file.name.replace("tokens.safetensors", "names.json"))
 
 
 def plan() -> LayoutPlanner:

@@ -6,16 +6,19 @@ import asyncio
 import inspect
 import itertools
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.core.assets.files import AssetError
 from outrider.core.constraint import Positions
 from outrider.core.errors import InvalidOption
 from outrider.core.trace import Trace
 from outrider.core.training.recipes import NoWeights, Shelf
 from outrider.image import PublishedModel
+from outrider.image.known_names import KnownNames
 from outrider.image.loading import load
 from outrider.image.model import ImageModel
 from outrider.image.options import Given, Options
@@ -155,9 +158,24 @@ def test_white_codes_decode_to_a_picture(im: ImageModel) -> None:
     assert blank.size == (64, 64)
 
 
-def test_words_choose_the_style_unless_given(im: ImageModel) -> None:
+def test_the_name_chooses_the_style_unless_given(im: ImageModel) -> None:
     ids = im.read("Red  heart")
     assert ids == im.read("red heart") and ids in [im.read("red heart", style) for style in im.styles]
+    for index, style in enumerate(im.styles):
+        known = KnownNames.of(im.styles, [("red heart", index), ("house", 0), ("house", 1)])
+        knowing = ImageModel(im.network, im.prompt_encoder, im.codec, name="tiny", known=known)
+        assert knowing.read("Red hearts") == im.read("Red hearts"), "another name"
+        assert knowing.read("the Red heart") == im.read("red heart", style), "the only style that has it"
+
+
+def test_known_names_are_read_back(tmp_path: Path) -> None:
+    known = KnownNames.of(("noto", "fluent"), [("Red Heart", 1), ("house", 1), ("house", 0)])
+    known.save(tmp_path / "names.json")
+    assert KnownNames.load(tmp_path / "names.json") == known
+    assert known.names == {"house": (0, 1), "red heart": (1,)}
+    (tmp_path / "names.json").write_text('{"styles": [], "names": {"house": "x"}}')
+    with pytest.raises(AssetError, match="not a list of names by style"):
+        KnownNames.load(tmp_path / "names.json")
 
 
 def test_a_negative_prompt_is_the_unconditional_half(im: ImageModel) -> None:

@@ -22,6 +22,7 @@ from outrider.core.training.model_training import ModelTraining, Save, TrainingT
 from outrider.core.training.recipes import Recipe, short
 from outrider.core.training.request import TrainingRequest
 from outrider.image import recipes
+from outrider.image.known_names import KnownNames
 from outrider.image.layout_planner import LayoutPlanner, decoder
 from outrider.image.prompt_encoder import PromptEncoder, most_common_words
 from outrider.image.recipes import CLASSIFIER, MODEL, home
@@ -31,8 +32,6 @@ from outrider.image.training.classifier import train_classifier
 from outrider.image.training.data import SIZE, TRAIN, Pictures, load_or_render
 from outrider.image.training.objectives import (
     VALIDATION_SIZE,
-    CodecObjective,
-    CodecTask,
     ImitationObjective,
     ImitationTask,
     PlanObjective,
@@ -40,6 +39,7 @@ from outrider.image.training.objectives import (
     TokensObjective,
     TokensTask,
 )
+from outrider.image.training.tokenizer_objective import CodecObjective, CodecTask
 
 WORDS = 2800  # the vocabulary size of prompts
 GUIDANCE = 3.0  # at which drafters are trained
@@ -75,6 +75,7 @@ class _Context:
     device: torch.device
     options: Mapping[str, Any]
     start: Path | None
+    hold_out: bool
     say: Callable[[str], None]
 
     @property
@@ -95,14 +96,18 @@ class _Context:
         return save_part
 
     def tokens_task(self, codec: Tokenizer, prompt_encoder: PromptEncoder) -> TokensTask:
-        return TokensTask(self.pictures, codec, prompt_encoder, self.batch, self.seed, self.device)
+        return TokensTask(
+            self.pictures, codec, prompt_encoder, self.batch, self.seed, self.device, hold_out=self.hold_out
+        )
 
 
 def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Callable[[str], None]) -> Path:
     device, out = request.place, request.begin(home(recipe.name))
     batch, options = request.batch_size(recipe), request.model_options(recipe)
-    context = _Context(recipe, pictures, out, batch, request.seed, device, options, request.start, say)
-    facts = {**request.facts(recipe.name, pictures.describe()), "batch": batch}
+    context = _Context(
+        recipe, pictures, out, batch, request.seed, device, options, request.start, request.hold_out, say
+    )
+    facts = {**request.facts(recipe.name, pictures.describe()), "batch": batch, "hold_out": request.hold_out}
     if recipe.kind is not None:
         return _train_head(context, request, facts)
     if recipe.name == CLASSIFIER:
@@ -123,8 +128,9 @@ def _tokenizer(context: _Context) -> _Job:
     task = CodecTask(context.pictures, context.batch, context.seed, context.device)
     file = context.out / "diffusion_pytorch_model.safetensors"
     start = context.start and (context.start.parent if context.start.is_file() else context.start)
-    codec = recipes.tokenizer(start) if start else Tokenizer(Layout(**context.options))
-    return _Job(CodecObjective(codec), task, file, save_codec)
+    only_decoder = context.recipe.name == recipes.DECODER
+    codec = recipes.tokenizer(start) if start or only_decoder else Tokenizer(Layout(**context.options))
+    return _Job(CodecObjective(codec, only_decoder=only_decoder), task, file, save_codec)
 
 
 def _plan(context: _Context) -> _Job:
@@ -155,7 +161,9 @@ def _tokens(context: _Context) -> _Job:
             raise Incompatible(
                 "the layout planner was trained on another set of images; train image-plan again"
             ) from None
-    task = context.tokens_task(codec, prompt_encoder)
+    task, pictures = context.tokens_task(codec, prompt_encoder), context.pictures
+    learned = ((pictures.names[index], int(pictures.style[index])) for index in task.batches.training)
+    KnownNames.of(pictures.styles, learned).save(recipes.names_file(context.file))
     return _Job(TokensObjective(model), task, context.file, context.saver("tokens"))
 
 
@@ -175,11 +183,12 @@ def _token_model(encoder: PromptEncoder, options: Mapping[str, Any], target: Tok
 def _encoders(context: _Context) -> tuple[Tokenizer, PromptEncoder]:
     """The tokenizer, and the prompt encoder of the training images' styles and words."""
     codec = recipes.tokenizer().to(context.device)
-    return codec, PromptEncoder(codec.layout.codes, context.pictures.styles, _words(context.pictures))
+    return codec, PromptEncoder(codec.layout.codes, context.pictures.styles, _words(context.pictures, context.hold_out))
 
 
 _JOBS: Mapping[str, Callable[[_Context], _Job]] = {
     "image-tokenizer": _tokenizer,
+    recipes.DECODER: _tokenizer,
     "image-plan": _plan,
     "image-tokens": _tokens,
     recipes.DRAFT: _draft,
@@ -234,7 +243,7 @@ def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, An
     return context.file
 
 
-def _words(pictures: Pictures) -> tuple[str, ...]:
+def _words(pictures: Pictures, hold_out: bool = True) -> tuple[str, ...]:
     """The most common words of the training images' names and keywords."""
-    indices = pictures.indices(TRAIN)
+    indices = pictures.indices(TRAIN) if hold_out else range(len(pictures))
     return most_common_words(((pictures.names[index], pictures.keywords[index]) for index in indices), WORDS)

@@ -20,8 +20,9 @@ from outrider.image.prompt_encoder import COMMON, PromptEncoder
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
 from outrider.image.training.data import HELD_NAME, HELD_PAIR, TRAIN, DataError, Picture, Pictures, on_white, split
-from outrider.image.training.objectives import CodecObjective, CodecTask, ImitationObjective, ImitationTask, TokensTask
+from outrider.image.training.objectives import Batches, ImitationObjective, ImitationTask, TokensTask
 from outrider.image.training.run import _words, train
+from outrider.image.training.tokenizer_objective import CodecObjective, CodecTask
 
 
 def square(name: str, colour: tuple[int, int, int], side: int, offset: int = 16) -> Picture:
@@ -202,6 +203,9 @@ def test_a_batch_depends_on_its_number_alone(pictures: Pictures, codec: Tokenize
     held_out = {pictures.names[index] for index in pictures.indices(HELD_NAME)}
     trained = {pictures.names[index] for number in range(40) for index in task.batches.indices(number)}
     assert not trained & held_out
+    everything = Batches(pictures, 8, 0, torch.device("cpu"), hold_out=False)
+    trained = {pictures.names[index] for number in range(40) for index in everything.indices(number)}
+    assert held_out < trained and set(_words(pictures)) <= set(_words(pictures, hold_out=False))
 
 
 @pytest.mark.slow
