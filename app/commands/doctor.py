@@ -129,6 +129,18 @@ def check_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     return Finding("GPU", "broken", False, f"{names}: torch cannot use it", "speed", fix)
 
 
+def check_triton() -> Finding:
+    """Whether passes on a GPU use the kernels in Triton; without them torch computes the same, in more launches."""
+    from outrider.core.kernels import gpu
+
+    purpose = "fewer launches in a pass on a GPU"
+    if (why := gpu.hindrance()) is not None:
+        return Finding("Triton kernels", "absent", False, f"torch's operations are used: {why}", purpose)
+    if not gpu.wanted():
+        return Finding("Triton kernels", "absent", False, f"torch's operations are used: {gpu.SWITCH}", purpose)
+    return Finding("Triton kernels", "works", False, "used for passes on this GPU", purpose)
+
+
 def check_native() -> Finding:
     """The state of the compiled kernels; without them torch computes the same, more slowly."""
     from outrider.core.kernels import native
@@ -203,6 +215,7 @@ def examine(*, fix: bool = False) -> Report:
     findings += [gpu] if gpu else []
     if torch.facts:
         findings.append(check_native())
+        findings.append(check_triton())
     findings.append(check_cache(cache_folder()))
     ok = all(finding.state == "works" for finding in findings if finding.needed)
     return Report(ok, machine(), torch.facts, findings, repaired)

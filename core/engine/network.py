@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine.fused_pass import fused_pass
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import NativeChain
@@ -70,6 +71,7 @@ class Network:
         self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
         self.graphs: Graphs | None = None  # captured passes, if enabled
         self._native = native_pass(config, layers, self.dtype)
+        self.fused = fused_pass(config, layers, self.dtype, self.device)  # on a GPU, where Triton is
 
     @cached_property
     def native_chain(self) -> NativeChain | None:
@@ -183,6 +185,8 @@ class Network:
         span = span or (0, len(self.layers))
         if self._native is not None:
             return self._run_native(self._native, x, store, layout, taps, span)
+        if self.fused is not None and self.before_layer is None and store.dtype == self.dtype:
+            return self.fused.run(x, store, layout, self._angles, taps, span)
         inputs = self._attention_inputs(store, layout, count)
         local: dict[int | None, _AttentionInputs] = {None: inputs}
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.kernels import native
+from outrider.core.kernels import gpu, native
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # draft head [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
 
@@ -69,11 +69,11 @@ class _Fused(torch.autograd.Function):  # pragma: CUDA
 @functools.cache
 def _triton() -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None:
     """The divergence in Triton, where that is installed."""
-    try:
-        from outrider.core.kernels.triton_divergence import divergence
-    except ImportError:
+    if gpu.hindrance() is not None:
         return None
-    return divergence
+    from outrider.core.kernels.triton_divergence import divergence  # pragma: CUDA
+
+    return divergence  # pragma: CUDA
 
 
 def _kernel_supports(z: Tensor, log_p: Tensor) -> bool:

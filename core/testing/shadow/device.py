@@ -415,6 +415,7 @@ def shadow_device(devices: int = 1) -> Iterator[ShadowDevice]:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", None))  # no kernels but torch's
         STATE.device, STATE.index, STATE.stream, STATE.graph = shadow, 0, None, None
         stack.enter_context(_Mode(shadow))
         yield shadow

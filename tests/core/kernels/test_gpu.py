@@ -1,0 +1,32 @@
+"""The kernels in Triton compute what torch does, over random sizes and types: in Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.core.kernels.gpu_cases import CASES, TOLERANCE, Draw, worst
+
+# Most cases in the interpreter check the arithmetic; a GPU needs seconds to compile each new size.
+DEVICE, FEW, MANY = ("cuda", 2, 40) if torch.cuda.is_available() else ("cpu", 2, 500)
+
+
+def check(name: str, dtype: torch.dtype, seeds: range) -> None:
+    for seed in seeds:
+        error = worst(name, CASES[name](Draw(seed, dtype, DEVICE)), dtype)
+        assert error <= 1, f"seed {seed}: {error:.2f} times the tolerance"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_computes_what_torch_does(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, range(FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_many_shapes(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, range(FEW, MANY))
