@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from outrider.core.kernels import native
 
 _TOGETHER = 8  # distributions per call of the kernel
+_PAIRS = 4096  # pairs of codes that are compared at a time
 _MAX_ROWS = 512  # distributions up to which the kernels are used
 
 
@@ -29,12 +31,27 @@ def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
     return torch.cat([_eight(code, some, ids, its) for some, its in parts])
 
 
-def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Alike:
+    """Codes whose vectors [V, D] are within `reach` of each other, compared pair by pair: for large codebooks."""
+
+    vectors: Tensor
+    reach: float
+
+    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+        """Whether the codes [B, N] of two lists are alike, in pairs."""
+        pairs = zip(torch.split(first, _PAIRS, 1), torch.split(second, _PAIRS, 1), strict=True)
+        near = [(self.vectors[a] - self.vectors[b]).square().sum(-1) < self.reach**2 for a, b in pairs]
+        return torch.cat(near, 1)
+
+
+def grouped(p: Tensor, q: Tensor, alike: Tensor | Alike, span: int, gap: float) -> tuple[Tensor, Tensor]:
     """The mass in p and in q of each code's group, both [B, V]: the code itself, and of the `span` codes ranked next
-    above and below it in p those with a probability within `gap` of its own that are `alike` [V, V]."""
+    above and below it in p those with a probability within `gap` of its own that are `alike`: a table [V, V], or
+    compared pair by pair."""
     size, code = p.shape[1], _code(p)
     span = min(span, size - 1)
-    if code is not None and q.dtype == p.dtype:
+    if code is not None and q.dtype == p.dtype and isinstance(alike, Tensor):
         given, found = (
             [one.contiguous() for one in (p, q, alike)],
             [torch.empty_like(one).contiguous() for one in (p, q)],
@@ -44,11 +61,14 @@ def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple
         )
         return found[0], found[1]
     ranked, order = p.sort(dim=-1, descending=True, stable=True)
-    drawn, pairs, line = q.gather(1, order), alike.flatten(), order * size
+    drawn, line = q.gather(1, order), order * size
     mass, guessed = ranked.clone(), drawn.clone()
     for step in range(1, span + 1):  # the code so many ranks below, and the one above
         close = (ranked[:, :-step] - ranked[:, step:]) < gap
-        close &= pairs[line[:, :-step] + order[:, step:]]
+        if isinstance(alike, Tensor):
+            close &= alike.flatten()[line[:, :-step] + order[:, step:]]
+        else:
+            close &= alike(order[:, :-step], order[:, step:])
         mass[:, :-step] += ranked[:, step:] * close
         mass[:, step:] += ranked[:, :-step] * close
         guessed[:, :-step] += drawn[:, step:] * close

@@ -16,18 +16,21 @@ from torch import Tensor
 from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
-from outrider.core.kernels.neighbour_mass import grouped, pooled
+from outrider.core.kernels.neighbour_mass import Alike, grouped, pooled
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.acceptance import rivals, strict
 from outrider.core.rules.rejection import rejection
 
+_LARGE = 8192  # codes above which no table of all pairs is made
+
 
 def _scale(size: int, count: int) -> Tensor:
     """[V, count] the nearest ids of each id, the smaller of two equally near ones first."""
-    ids = torch.arange(size)
-    distance = (ids - ids[:, None]).abs() * 2 + (ids > ids[:, None])
-    return distance.argsort(dim=1, stable=True)[:, 1 : count + 1]
+    steps = torch.arange(1, count + 1)
+    ids = torch.arange(size)[:, None] + torch.stack([-steps, steps], 1).flatten()  # [V, 2 count], nearest first
+    outside = (ids < 0) | (ids >= size)
+    return ids.gather(1, outside.to(torch.int8).argsort(dim=1, stable=True)[:, :count])
 
 
 class _Neighbours:
@@ -160,14 +163,21 @@ class Grouped:
             raise InvalidOption(
                 f"codes has {len(self.codes)} rows, and the target's vocabulary is {size}; give one row a code"
             )
-        p_group, q_group = grouped(left, q, self._similar(size, left.device), self.span, self.gap)
+        if size > _LARGE:
+            alike: Tensor | Alike = Alike(self._vectors(size, left.device), self.reach)
+        else:
+            alike = self._similar(size, left.device)
+        p_group, q_group = grouped(left, q, alike, self.span, self.gap)
         return strict(p_group, q_group) * (distribution.probs > 0)
+
+    def _vectors(self, size: int, device: torch.device) -> Tensor:
+        """[V, D]"""
+        return (torch.arange(size)[:, None] if self.codes is None else self.codes).to(device, torch.float32)
 
     def _similar(self, size: int, device: torch.device) -> Tensor:
         """[V, V] which codes are similar."""
         if (size, device) not in self._similar_codes:
-            codes = torch.arange(size)[:, None] if self.codes is None else self.codes
-            codes = codes.to(device, torch.float32)
+            codes = self._vectors(size, device)
             self._similar_codes[size, device] = torch.cdist(codes, codes) < self.reach
         return self._similar_codes[size, device]
 

@@ -8,6 +8,7 @@ import torch
 from outrider.core.distribution import Distribution
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import neighbour_mass
+from outrider.core.rules import codebook
 from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
 
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
@@ -73,6 +74,27 @@ def test_groups_are_the_same_worked_out_by_torch(monkeypatch: pytest.MonkeyPatch
 def test_without_a_table_ids_are_a_scale() -> None:
     chance = Lantern(k=1, delta=0.35).accept(LAW, P, Q, TOP)[0]
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.5, 0.3, 0.0]))  # the smaller of two equally near comes first
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (7, 3), (9, 8), (40, 11)])
+def test_the_scale_is_the_nearest_ids_the_smaller_first(size: int, count: int) -> None:
+    expected = [sorted((abs(a - b), b) for b in range(size) if b != a)[:count] for a in range(size)]
+    assert codebook._scale(size, count).tolist() == [[b for _, b in row] for row in expected]
+
+
+def test_large_codebooks_have_no_table_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = codebook._scale(65_536, 20)  # all pairs of ids would be 34 GB
+    assert near.shape == (65_536, 20) and near[30_000, :4].tolist() == [29_999, 30_001, 29_998, 30_002]
+    torch.manual_seed(0)
+    codes, p, q = torch.randn(30, 3), torch.randn(4, 30).softmax(-1), torch.randn(4, 30).softmax(-1)
+    rule = Grouped(codes=codes, span=5, gap=0.1, reach=1.2)
+    law = Distribution(p, None, 30)
+    table = rule.accept(law, p, q, TOP)
+    monkeypatch.setattr(codebook, "_LARGE", 8)
+    monkeypatch.setattr(neighbour_mass, "_PAIRS", 7)
+    monkeypatch.setattr(Grouped, "_similar", None)
+    torch.testing.assert_close(rule.accept(law, p, q, TOP), table)
+    assert (table > (p / q).clamp(max=1) + 1e-4).any(), "some codes have a group"
 
 
 def test_groups_are_codes_as_likely_that_look_alike() -> None:
