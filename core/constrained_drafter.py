@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,17 +117,14 @@ class ConstrainedDrafter:
         if draft.embeddings is None:  # else ids past the vocabulary have inputs of their own
             for tree in trees:
                 tree.extend()
-        dead = [] if self._keeps else [(row, node) for row in rows for node in trees[row].forbidden]
-        live = draft.live
-        if dead:
-            drop = [[True] * draft.size for _ in rows]
-            for row, node in dead:
-                drop[row][node] = False
-            live = live & upload(drop, live.device)
+        dropped = [set[int]() if self._keeps else tree.dropped for tree in trees]
+        if any(dropped):
+            kept = [[node not in gone for node in range(draft.size)] for gone in dropped]
+            tried = [[a and b for a, b in zip(*pair, strict=True)] for pair in zip(host.tried, kept, strict=True)]
+            host = replace(host, tried=tried)
+            draft = replace(draft, live=draft.live & upload(kept, draft.live.device), host=host)
         more = max((len(tree.added) for tree in trees), default=0)
-        if not more:
-            return replace(draft, live=live) if dead else draft
-        return _grown(draft, live, trees, more)
+        return _grown(draft, host, trees, more) if more else draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         emitted = verdict.rows(draft)
@@ -151,7 +149,7 @@ class _Row:
 
     def __init__(self, walker: Walker, output: list[int], host: OnHost, row: int, room: int) -> None:
         self._walker, self._output, self._room = walker, output, room
-        self.forbidden: list[int] = []  # fixed guesses
+        self.dropped: set[int] = set()  # fixed guesses that are forbidden, and all below them
         self.added: list[tuple[int, int]] = []  # (parent, token); nodes are numbered on from the draft's
         self._size = len(host.tokens[row])
         self._paths: dict[int, list[int]] = {-1: []}  # of the nodes that may be reached
@@ -162,12 +160,11 @@ class _Row:
         for node in self._depth_first():
             parent = self._parents[node]
             path = [*self._paths[parent], host.tokens[row][node]] if parent in self._paths else None
-            if path is None or not host.live[row][node] or not walker.reach(output, path):
-                if host.fixed[row][node]:
-                    self.forbidden.append(node)
-            else:
+            if path is not None and host.tried[row][node] and walker.reach(output, path):
                 self._paths[node] = path
                 inner.add(parent)
+            elif parent in self.dropped or host.fixed[row][node]:
+                self.dropped.add(node)
         self._leaves = [node for node in sorted(self._paths) if node not in inner]
 
     def _depth_first(self) -> list[int]:
@@ -199,9 +196,9 @@ class _Row:
                 parent = self._size + len(self.added) - 1
 
 
-def _grown(draft: Draft, live: Tensor, rows: Sequence[_Row], more: int) -> Draft:
+def _grown(draft: Draft, host: OnHost, rows: Sequence[_Row], more: int) -> Draft:
     """The draft with the nodes added to each row; its own nodes keep their numbers."""
-    host, device, size = draft.on_host, draft.tokens.device, draft.size
+    device, size = draft.tokens.device, draft.size
     if device.type != "cpu":  # few sizes, so that few shapes are captured
         more = (1 << (size + more - 1).bit_length()) - size
     tokens, parents, depth, width = [], [], 0, 1
@@ -219,7 +216,6 @@ def _grown(draft: Draft, live: Tensor, rows: Sequence[_Row], more: int) -> Draft
         tree = Tree.of(tuple(parents[0]), device)
     else:
         tree = Tree(upload(parents, device, torch.long), depth, width)
-    added = upload([[place < len(row.added) for place in range(more)] for row in rows], device)
     ids = torch.cat([draft.tokens, upload(tokens, device, torch.long)], 1)
 
     def padded(part: Tensor | None, value: float) -> Tensor | None:
@@ -229,18 +225,17 @@ def _grown(draft: Draft, live: Tensor, rows: Sequence[_Row], more: int) -> Draft
     if draft.positions is not None:
         after = (tree.depths + 1)[:, size:].expand(draft.rows, -1)
         positions = torch.cat([draft.positions.expand(draft.rows, -1), after], 1)
-    on_host = OnHost(
-        [[*own, *new] for own, new in zip(host.tokens, tokens, strict=True)],
-        parents,
-        [[*own, *(place < len(row.added) for place in range(more))] for own, row in zip(host.live, rows, strict=True)],
-        [[*own, *[True] * more] for own in host.fixed],
-        ids,
-    )
+    there = [[place < len(row.added) for place in range(more)] for row in rows]
+
+    def joined(own: Sequence[list[Any]], new: Sequence[list[Any]]) -> list[list[Any]]:
+        return [[*before, *after] for before, after in zip(own, new, strict=True)]
+
+    on_host = OnHost(joined(host.tokens, tokens), parents, joined(host.tried, there), joined(host.fixed, there), ids)
     return replace(
         draft,
         tokens=ids,
         tree=tree,
-        live=torch.cat([live, added], 1),
+        live=torch.cat([draft.live, upload(there, device)], 1),
         source=padded(draft.source, -1),
         belief=padded(draft.belief, 1.0),
         probe=padded(draft.probe, False),

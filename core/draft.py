@@ -26,14 +26,14 @@ class OnHost:
 
     tokens: list[list[int]]
     parents: list[list[int]]
-    live: list[list[bool]]
-    fixed: list[list[bool]]
+    tried: list[list[bool]]
+    fixed: list[list[bool]]  # guesses that a rule may try and that were not drawn
     of: Tensor = field(repr=False)
 
     @classmethod
-    def guesses(cls, tokens: list[list[int]], parents: list[list[int]], live: list[list[bool]], of: Tensor) -> OnHost:
+    def guesses(cls, tokens: list[list[int]], parents: list[list[int]], tried: list[list[bool]], of: Tensor) -> OnHost:
         """Fixed guesses only."""
-        return cls(tokens, parents, live, [[True] * len(row) for row in tokens], of)
+        return cls(tokens, parents, tried, tried, of)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Draft:
             nothing: list[list[Any]] = [[] for _ in range(self.rows)]
             return OnHost(nothing, nothing, nothing, nothing, self.tokens)
         parents = self.tree.parents.expand(self.rows, -1)
-        tokens, above, live, fixed = (part.tolist() for part in fetch(self.tokens, parents, self.live, self.fixed))
-        return OnHost(tokens, above, live, fixed, self.tokens)
+        parts = fetch(self.tokens, parents, self.tried, self.tried & self.fixed)
+        tokens, above, tried, fixed = (part.tolist() for part in parts)
+        return OnHost(tokens, above, tried, fixed, self.tokens)
 
     @cached_property
     def host_paths(self) -> list[list[list[int]]]:

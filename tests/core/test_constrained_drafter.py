@@ -19,7 +19,7 @@ from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.errors import Unsatisfied
 from outrider.core.methods import DRAFTERS
-from outrider.core.protocol import Drafter, WeightFree
+from outrider.core.protocol import Drafter, Prefill, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, total_variation, trial_drafter
@@ -77,6 +77,27 @@ def test_guesses_are_pruned_and_continued() -> None:
     step = steps(Guess((0, 2, 5, 1, 4), (-1, 0, 1, -1, 3)))[0]
     assert step.drafted == (0, 2, 1, 4, 3, 4, 3, 2)
     assert step.accepted == 4 and emitted([step])[:4] in ([0, 2, 3, 4], [1, 4, 3, 2])
+
+
+class Probing(Guess):
+    """The second of two guesses is a probe, which is scored for itself and never tried."""
+
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft = super().propose(room, rng)
+        return replace(draft, probe=torch.tensor([[False, True]]).expand_as(draft.live))
+
+
+def test_probes_stay_and_hide_nothing() -> None:
+    """A forbidden probe stays alive; a forbidden guess does not; and what is forced is added beside them."""
+    drafter = ConstrainedDrafter(Probing((5, 3), (-1, -1)), KEYS)
+    drafter.begin(Prefill(), [[1]], GREEDY)
+    drafter._masks = drafter._masks.committed([[0]])
+    draft = drafter.propose(torch.tensor([8]), CounterRNG([0]))
+    assert draft.live.tolist() == [[False, True, True, True, True]]
+    assert draft.tokens.tolist() == [[5, 3, 2, 3, 4]] and draft.tree.parents.tolist() == [[-1, -1, -1, 2, 3]]
+    assert draft.probe is not None and draft.probe.tolist() == [[False, True, False, False, False]]
+    host = draft.on_host
+    assert host.of is draft.tokens and host.tried == draft.tried.tolist() and host.tokens == draft.tokens.tolist()
 
 
 def test_no_more_is_guessed_than_a_row_has_room_for() -> None:
