@@ -122,7 +122,7 @@ def settings() -> Iterator[Any]:
             if rule.name == "block" and name != "draft-model":
                 continue
             for sampling in SAMPLINGS:
-                quick = rule.name == "exact" and (sampling == "T=1" or name in ("sampled-tree", "jacobi"))
+                quick = rule.name == "exact" and (sampling == "T=1" or name == "sampled-tree")
                 quick = quick or (sampling == "T=1" and name == "draft-model")
                 marks = [] if quick else [pytest.mark.slow]
                 yield pytest.param(name, rule, sampling, id=f"{name}-{rule.name}-{sampling}", marks=marks)
@@ -194,7 +194,12 @@ def follows(constraint: Constraint, output: Sequence[int]) -> bool:
     return Walker(constraint).reach(list(output))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+QUICK = (*KINDS, "suffix", "lookahead", "pearl", "eagle3", "medusa", "layer-skip", "adaptive")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in DRAFTERS]
+)
 def test_every_drafter_stays_within_the_constraint_and_says_what_plain_decoding_says(name: str) -> None:
     """In batches with sampled and greedy tokens; under gumbel-match token for token."""
     method = DRAFTERS[name]
