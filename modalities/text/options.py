@@ -35,6 +35,7 @@ from outrider.core.validation import (
 )
 from outrider.text.stopping import StoppingCriterion, criteria_of
 from outrider.text.structured.response_format import Format, format_of
+from outrider.text.structured.tools import AUTO as MAY_CALL
 from outrider.text.structured.tools import Tools
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
@@ -99,7 +100,9 @@ class Options:
     regex: str | None = None  # a regular expression that the whole text matches
     grammar: str | None = None  # a Lark grammar, as llguidance reads it, of the whole text
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as serving APIs take them
-    tool_choice: str | Mapping[str, Any] = "auto"  # "required": it calls one; "none"; or the function that it calls
+    tool_choice: str | Mapping[str, Any] = (
+        MAY_CALL  # "auto"; "required": it calls one; "none"; or the function that it calls
+    )
     logprobs: bool = False  # return each token's log-probability under the model's own softmax
     alternatives: int = 0  # record this many of the likeliest tokens at each position
     raw: bool = False  # continue the prompt as it is, without the chat template

@@ -43,6 +43,7 @@ HOMONYMS = {  # words that mean something else there
     ("core/rules/native_walk.py", "block"): "a compiled function",
     ("core/training/losses.py", "adaptive"): "a loss",
     ("modalities/text/recipes.py", "block"): "an option of a head",
+    ("modalities/text/structured/tools.py", "auto"): "the model may call a tool",
     ("modalities/text/vllm/export.py", "medusa"): "a name of another file format",
 }
 

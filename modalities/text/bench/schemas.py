@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from outrider.core.assets.files import write_atomically
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods.rules import GUMBEL_MATCH
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
 
@@ -23,7 +24,7 @@ Status = Literal["valid", "cut", "refused", "failed", "invalid"]
 _SHOWN = 1200  # characters of a schema in the prompt
 _SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "gumbel-match": {"temperature": 1.0, "rule": "gumbel-match"},
+    GUMBEL_MATCH.name: {"temperature": 1.0, "rule": GUMBEL_MATCH.name},
 }
 
 

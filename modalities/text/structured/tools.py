@@ -17,7 +17,8 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.text.structured.grammar import JSON_STYLE
 from outrider.text.tokenizer import Message, Tokens
 
-CHOICES = ("auto", "required", "none")
+AUTO = "auto"  # the model may call
+CHOICES = (AUTO, "required", "none")
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
@@ -103,9 +104,9 @@ class Tools:
         wanted = [function for function in self.functions if self.choice in (*CHOICES, function.name)]
         calls = [f"call_{place}" for place in range(len(wanted))]
         rules = ["%llguidance {}"]
-        if self.choice == "auto" and marks.first:
+        if self.choice == AUTO and marks.first:
             rules += [f"start: ({' | '.join(calls)})* TEXT", r"TEXT: /(.|\n)*/"]
-        elif self.choice == "auto":
+        elif self.choice == AUTO:
             rules += [f"start: {' | '.join([*calls, 'TEXT'])}", r"TEXT: /[^{](.|\n)*/"]
         elif self.choice == "required" and marks is _HERMES:
             call = " | ".join(calls)
@@ -114,7 +115,7 @@ class Tools:
             rules += [f"start: {' | '.join(calls)}"]
         for call, function in zip(calls, wanted, strict=True):
             opening = _literal(marks.first, tokens)
-            if self.choice == "auto" and marks.first:
+            if self.choice == AUTO and marks.first:
                 if opening.startswith("<"):  # a token of its own
                     opening = f"TEXT {opening}"
                 else:
