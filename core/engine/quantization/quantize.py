@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -19,12 +20,21 @@ from outrider.core.engine.linear import Linear, Packed, fastest, packs, size
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization import torchao_linear
 from outrider.core.errors import unknown
-from outrider.core.kernels import native
+from outrider.core.kernels import gpu, native
 
 _GROUP = 32
 _FEW = {8: 3, 4: 2}  # bits -> rows up to which the weight-only kernel is faster (measured)
 _FEW_HEAD = 1  # the same for the output layer
 _SHRINKS = (1.0, 0.94, 0.88, 0.82)  # fractions of the range tried for each 4-bit group; the smallest error wins
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """The kernels in Triton, where they are used."""
+    if not gpu.usable(device, dtype):
+        return None
+    from outrider.core.kernels.gpu import functions  # pragma: CUDA
+
+    return functions  # pragma: CUDA
 
 
 class Int8:
@@ -37,6 +47,7 @@ class Int8:
         self.ints = (weight.float() / self.scales.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
         self.weight_bytes = size(self.ints, self.scales, bias)
         self._kernel = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+        self._triton = _triton(weight.device, weight.dtype)
 
     @property
     def weight(self) -> Tensor:
@@ -46,6 +57,9 @@ class Int8:
         return native.Tiled(self.ints, self.scales, None, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._triton is not None and len(x) <= self._triton.MAX_ROWS:
+            product: Tensor = self._triton.int8_product(x, self.ints, self.scales, self.bias)
+            return product
         if not self._kernel:
             return F.linear(x, self.weight, self.bias)
         out = torch._weight_int8pack_mm(x, self.ints, self.scales)
@@ -72,6 +86,7 @@ class Int4:
         group = columns // scales.shape[1]
         self.nibbles = ints[:, ::2] | ints[:, 1::2] << 4 if columns % 2 == 0 else ints  # [out, in / 2] uint8
         self.weight_bytes = size(self.nibbles, self.scales, self.offsets, bias)
+        self._triton = _triton(ints.device, self.dtype) if group % 2 == 0 else None
         self._packed: Tensor | None = None
         if self.dtype == torch.bfloat16 and ints.device.type == "cpu" and group == _GROUP and rows % 16 == 0:
             self._packed = torch._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
@@ -94,6 +109,9 @@ class Int4:
         return torch.addcmul(self.offsets[..., None], grouped, self.scales[..., None]).view(rows, columns)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._triton is not None and len(x) <= self._triton.MAX_ROWS:
+            product: Tensor = self._triton.int4_product(x, self.nibbles, self.scales, self.offsets, self.bias)
+            return product
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
         out = torch._weight_int4pack_mm_for_cpu(x, self._packed, _GROUP, self._scales_offsets)

@@ -30,3 +30,16 @@ def test_a_kernel_computes_what_torch_does(name: str, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_many_shapes(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, range(FEW, MANY))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantized_weights_use_the_products_where_triton_is(bits: int) -> None:
+    """The layer of our own format gives what its dequantised weight gives, by one kernel."""
+    from outrider.core.engine.quantization.quantize import Int4, Int8
+    from outrider.core.kernels.gpu import functions
+
+    draw = Draw(bits, torch.float32, DEVICE)
+    layer = (Int8 if bits == 8 else Int4)(draw.normal(24, 64), draw.normal(24))
+    layer._triton = functions
+    x = draw.normal(3, 64)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-5, atol=1e-5)
