@@ -86,7 +86,7 @@ def _swiglu(up_gate, out, middle, BLOCK: tl.constexpr):  # type: ignore[no-untyp
     tl.store(out + row * middle + place, (up * gate / (1 + tl.exp(-gate))).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _few_rows(  # type: ignore[no-untyped-def]
     x, weight, bias, scales, offsets, out, rows, size, outputs, KIND: tl.constexpr, BIAS: tl.constexpr,
     GROUP: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,

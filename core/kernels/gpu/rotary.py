@@ -58,7 +58,7 @@ def rotate_and_write_(
     return qkv
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["first", "count", "columns", "known", "position_row", "slot_row"])  # type: ignore[untyped-decorator]
 def _rotate_and_write(  # type: ignore[no-untyped-def]
     qkv, store, cos, sin, positions, slots, norm, first, count, heads, kv, columns, known, eps,
     position_row, position_step, slot_row, slot_step, store_row, store_head, store_slot,

@@ -18,7 +18,6 @@ from outrider.core.kernels.gpu import launched_on
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 _WAVES = 2  # programs for each multiprocessor that the splits of few rows aim for
-_MAX_SPLITS = 16
 _BLOCKS = 4096  # blocks of query rows in a launch, each with a counter
 
 
@@ -62,8 +61,8 @@ def tree_attention(
     width = 64 if narrow and dim <= 128 else 32
     blocks = rows * kv * triton.cdiv(count * group, height)
     if splits is None:
-        wanted = triton.next_power_of_2(triton.cdiv(_WAVES * _processors(qkv.device), blocks))
-        splits = max(min(wanted, _MAX_SPLITS, triton.next_power_of_2(triton.cdiv(columns, width))), 1)
+        wanted = min(triton.cdiv(_WAVES * _processors(qkv.device), blocks), triton.cdiv(columns, width))
+        splits = 1 if wanted < 2 else 4 if wanted < 8 else 16  # few, as each is compiled
     if blocks > len(done):
         splits = 1
     size = triton.next_power_of_2(max(dim, 16))
@@ -103,7 +102,7 @@ def tree_attention(
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "columns", "tree", "mask_row", "mask_query"])  # type: ignore[untyped-decorator]
 def _tree_attention(  # type: ignore[no-untyped-def]
     qkv, store, out, mask, entries, parts, done, count, kv, columns, tree, scale,
     store_row, store_head, store_slot, mask_row, mask_query, mask_slot,
@@ -190,12 +189,11 @@ def _tree_attention(  # type: ignore[no-untyped-def]
             sums = tl.zeros((HEIGHT, SIZE), tl.float32)
             for base in range(0, SPLITS, UNROLL):
                 for ahead in tl.static_range(UNROLL):
-                    spot = (each * SPLITS + base + ahead) * HEIGHT + lane
-                    mass = tl.load(parts + many + spot, cache_modifier=".cg")
-                    decay = tl.exp2(tl.load(parts + spot, cache_modifier=".cg") - top)
+                    from_split = (each * SPLITS + base + ahead) * HEIGHT + lane
+                    mass = tl.load(parts + many + from_split, cache_modifier=".cg")
+                    decay = tl.exp2(tl.load(parts + from_split, cache_modifier=".cg") - top)
                     total += mass * decay
-                    there = box + spot.to(tl.int64)[:, None] * SIZE
-                    shown = (mass > 0)[:, None]
-                    sums += decay[:, None] * tl.load(there, mask=shown, other=0.0, cache_modifier=".cg")
-            shown = live[:, None] & real[None, :]
+                    there = box + from_split.to(tl.int64)[:, None] * SIZE
+                    filled = (mass > 0)[:, None]
+                    sums += decay[:, None] * tl.load(there, mask=filled, other=0.0, cache_modifier=".cg")
             tl.store(into, (sums / tl.maximum(total, 1e-30)[:, None]).to(kind), mask=shown)
