@@ -100,9 +100,7 @@ class Options:
     regex: str | None = None  # a regular expression that the whole text matches
     grammar: str | None = None  # a Lark grammar, as llguidance reads it, of the whole text
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as serving APIs take them
-    tool_choice: str | Mapping[str, Any] = (
-        MAY_CALL  # "auto"; "required": it calls one; "none"; or the function that it calls
-    )
+    tool_choice: str | Mapping[str, Any] = MAY_CALL  # "auto", "required", "none", or the function to call
     logprobs: bool = False  # return each token's log-probability under the model's own softmax
     alternatives: int = 0  # record this many of the likeliest tokens at each position
     raw: bool = False  # continue the prompt as it is, without the chat template
