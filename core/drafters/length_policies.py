@@ -252,6 +252,44 @@ class Risk(Fixed):
         return 1 - self._all_accepted <= self.threshold
 
 
+@dataclass
+class Budget(Fixed):
+    """Adaptive verification, as in DSpark (arXiv 2607.05147) and DFly (arXiv 2607.25852): stop where another token no
+    longer raises the expected number of tokens per cost. With E expected tokens from n drafted ones, of which all are
+    accepted with probability a, and a target pass that costs 1 + n * price, that is where a (1 + n price) <= price E.
+    A token's acceptance probability is estimated by `head` from the draft model's hidden state `tap`, or by the highest
+    probability. Every row decides alone, before the draw."""
+
+    length: int = 16
+    price: float = 0.05  # of one more token in a target pass, in passes over one token
+    head: Callable[[Tensor], Tensor] | None = None
+    tap: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.price >= 0:
+            raise InvalidOption(f"price is {self.price}; it must be 0 (verify all tokens) or more")
+
+    @property
+    def reads_distribution(self) -> bool:
+        return not self.tap
+
+    def start(self) -> Tensor:
+        self._all_accepted = torch.ones(len(self._lengths), dtype=torch.float64, device=self._lengths.device)
+        self._expected = torch.ones_like(self._all_accepted)
+        return super().start()
+
+    def see(self, states: Tensor) -> None:
+        self._states = states
+
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        chance = self.head(self._states) if self.head and self.tap else distribution.probs.amax(-1)
+        self._all_accepted = self._all_accepted * chance.double()
+        pays = self._all_accepted * (1 + depth * self.price) > self.price * self._expected
+        self._expected = self._expected + self._all_accepted
+        return pays
+
+
 def features(distribution: Distribution, depth: int) -> Tensor:
     """[B, 4] the highest probability, its difference to the second highest, the entropy, and the depth."""
     best = distribution.top(2)[1]
@@ -267,6 +305,7 @@ POLICIES: dict[str, type[Fixed]] = {
     "best": Best,
     "draft-exit": DraftExit,
     "risk": Risk,
+    "budget": Budget,
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.core.drafters.trained.block_diffusion import DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.trained.blocks.block_diffusion import DFlashBlock, SpecDecBlock
+from outrider.core.drafters.trained.blocks.chained import DFlyBlock, DominoBlock, DSparkBlock
+from outrider.core.drafters.trained.blocks.path_selector import DFlash2Block
 from outrider.core.drafters.trained.ctc import CtcFrames
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, eagle2
@@ -11,6 +13,7 @@ from outrider.core.drafters.trained.falcon import FalconHead
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddings, PaSS
 from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.parallel_eagle import PEagleHead
 from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
 from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.methods.row import Input, Method
@@ -132,6 +135,23 @@ EAGLE3 = Method(
     ),
 )
 
+P_EAGLE = Method(
+    name="p-eagle",
+    make=Learned,
+    draft_head=PEagleHead,
+    systems=("P-EAGLE",),
+    summary="guesses all draft positions in one pass of EAGLE-3's layer, with a learned state for unknown ones",
+    paper="P-EAGLE: Parallel-Drafting EAGLE with Scalable Training (arXiv 2602.01469)",
+    topology=("tree", "chain"),
+    inputs={"head": Input.DRAFT_HEAD},
+    test_head_options={"taps": ("layer.0", "last"), "depth": 2, "vocabulary": (2, 0)},
+    test_options=(
+        {"tree": (-1, -1, 0)},
+        {"draft_kind": "dynamic", "nodes": 3, "depth": 2, "min_probability": 0.2},
+        {"draft_kind": "chain", "length": 2, "policy": "budget", "price": 0.3},
+    ),
+)
+
 BLOCKWISE = Method(
     name="blockwise",
     make=Learned,
@@ -183,6 +203,61 @@ DSPARK = Method(
     defaults={"text": {"length": 7}},
     test_head_options={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
     test_options=({"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}, {"length": 2}),
+)
+
+DFLASH2 = Method(
+    name="dflash2",
+    make=Learned,
+    draft_head=DFlash2Block,
+    systems=("DFlash 2",),
+    summary="adds a convolution to DFlash's block, and joins the best candidates of adjacent positions into one path",
+    paper="DFlash 2 (Inco AI and Z Lab, https://inco.ai/blog/dflash2/)",
+    topology=("chain", "tree"),
+    inputs={"head": Input.DRAFT_HEAD},
+    defaults={"text": {"length": 7}},
+    test_head_options={"block": 2, "candidates": 2, "rank": 2, "group": 1, "taps": ("layer.0", "last")},
+    test_options=(
+        {"length": 2},
+        {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2},
+        {"length": 2, "policy": "budget", "price": 0.3},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
+    ),
+)
+
+DFLY = Method(
+    name="dfly",
+    make=Learned,
+    draft_head=DFlyBlock,
+    systems=("DFly",),
+    summary="gives each layer of DFlash's block its own mixture of target states, and corrects it left to right",
+    paper="AngelSpec: Towards Real-World High Performance Inference with Speculative Decoding (arXiv 2607.25852)",
+    topology=("chain", "tree"),
+    inputs={"head": Input.DRAFT_HEAD},
+    defaults={"text": {"length": 7}},
+    test_head_options={"block": 2, "layers": 2, "correction": 3, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
+    test_options=(
+        {"length": 2, "price": 0.3},
+        {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2},
+        {"length": 2, "policy": "confident", "risk": 0.4},
+    ),
+)
+
+DOMINO = Method(
+    name="domino",
+    make=Learned,
+    draft_head=DominoBlock,
+    systems=("Domino",),
+    summary="corrects DFlash's block left to right by a recurrent network over the tokens drafted before",
+    paper="Domino (arXiv 2605.29707)",
+    topology=("chain", "tree"),
+    inputs={"head": Input.DRAFT_HEAD},
+    defaults={"text": {"length": 7}},
+    test_head_options={"block": 2, "recurrent": 3, "rank": 2, "taps": ("layer.0", "last")},
+    test_options=(
+        {"length": 2},
+        {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2},
+        {"length": 2, "policy": "budget", "price": 0.3},
+    ),
 )
 
 SPECDEC = Method(
@@ -293,10 +368,14 @@ ROWS = (
     EAGLE,
     EAGLE2,
     EAGLE3,
+    P_EAGLE,
     BLOCKWISE,
     AMPHISTA,
     DFLASH,
+    DFLASH2,
     DSPARK,
+    DFLY,
+    DOMINO,
     SPECDEC,
     FALCON,
     PASS,

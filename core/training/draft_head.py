@@ -108,6 +108,7 @@ class DraftHead(nn.Module):
     windows: tuple[int | None, ...] = ()  # for each cached layer how many positions it sees; None or empty: all
     policy: str = "fixed"  # what ends its chains by default
     threshold: float = 0.4  # of the policy "confidence"
+    finished: float = 0.0  # share of the training that is done, for losses that change with it
     graph_pool: GraphPool | None = None  # captures its passes while drafting
     runner: Callable[[Any], Any] | None = None  # runs it while drafting; None: HeadRunner
     drafter_class: Callable[..., Any] | None = None  # makes its drafts; None: by `draft_kind`

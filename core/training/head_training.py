@@ -70,6 +70,8 @@ class HeadTraining:
                 group = groups[position.batch + rank]
                 position.batch += world
                 batch = read(self.teacher, group, self._needs)
+                for head in self.models.values():
+                    head.finished = share()
                 position.tokens += sum(lesson.size for lesson in group) * world
                 position.counted += int(batch.answer.sum()) * world
                 yield batch

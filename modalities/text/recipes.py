@@ -30,6 +30,9 @@ from outrider.core.methods.trained import (
     BLOCKWISE,
     CTC,
     DFLASH,
+    DFLASH2,
+    DFLY,
+    DOMINO,
     DSPARK,
     EAGLE,
     EAGLE3,
@@ -39,6 +42,7 @@ from outrider.core.methods.trained import (
     LAYER_SKIP,
     MEDUSA,
     MTP,
+    P_EAGLE,
     PASS,
     SPECDEC,
 )
@@ -135,6 +139,30 @@ RECIPES = _table(
         method=DFLASH,
         summary="one layer on the hidden states of three depths that fills in seven positions at once",
         options={"block": 7, "layers": 1, "lora": 48},
+        rate=2e-3,
+    ),
+    Recipe(
+        method=P_EAGLE,
+        summary="the same layer and states, which guess seven positions in one pass",
+        options={"depth": 7, "lora": 48},
+        rate=2e-3,
+    ),
+    Recipe(
+        method=DFLASH2,
+        summary="dflash with a convolution within its block and a selector of paths through its candidates",
+        options={"block": 7, "layers": 1, "rank": 64, "lora": 16},
+        rate=2e-3,
+    ),
+    Recipe(
+        method=DFLY,
+        summary="dflash with own target states for each of two layers, corrected left to right by a small MLP",
+        options={"block": 7, "layers": 2, "correction": 64, "lora": 13},
+        rate=2e-3,
+    ),
+    Recipe(
+        method=DOMINO,
+        summary="dflash, corrected left to right by a recurrent network over the drafted tokens",
+        options={"block": 7, "layers": 1, "recurrent": 64, "rank": 64, "lora": 24},
         rate=2e-3,
     ),
     Recipe(

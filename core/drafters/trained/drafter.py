@@ -5,7 +5,7 @@ trees are those of draft models. Independent of how a draft head computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.drafters.length_policies import Confidence, Policy, Risk
+from outrider.core.drafters.length_policies import Budget, Confidence, Policy, Risk
 from outrider.core.drafters.trained.head_runner import HeadRunner
 from outrider.core.drafters.tree_shapes import by_accuracy, chain, depths, rerank, sequoia
 from outrider.core.errors import InvalidOption, unknown
@@ -25,6 +25,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.training.draft_head import ConfidentHead
 from outrider.core.tree import Tree
 
+_PRICE = 0.05  # of verifying a drafted token, in target passes
 _RISK = 0.95  # that a token of a chain is rejected, at which the policy "confident" stops
 DRAFT_KINDS = ("chain", "tree", "dynamic", "sampled")
 _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by rank among siblings, for default shapes
@@ -56,11 +57,20 @@ class FixedChain(DraftModel):
 
 class ParallelTree(TopKTree):
     """A tree of the likeliest tokens of distributions that are known for all levels: Medusa's Cartesian product (arXiv
-    2401.10774) in a static shape, or with `nodes` the most probable nodes of that shape."""
+    2401.10774) in a static shape, or with `nodes` the most probable nodes of that shape, if they reach
+    `min_probability`."""
 
-    def __init__(self, model: Any, *, tree: Sequence[int], sampling: Sampling | None, nodes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        tree: Sequence[int],
+        sampling: Sampling | None,
+        nodes: int | None = None,
+        min_probability: float = 0.0,
+    ) -> None:
         super().__init__(model, tree=tree, sampling=sampling)
-        self.nodes = nodes
+        self.nodes, self.min_probability = nodes, min_probability
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
@@ -77,6 +87,7 @@ class ParallelTree(TopKTree):
         live = (fits[:, None] | ~tree.ancestors).all(-1)
         logs = single.double().clamp(min=1e-30).log()
         value = (tree.ancestors.double() @ logs[..., None])[..., 0]
+        live = live & (value.exp() >= self.min_probability)  # a node's value is at most its parent's
         if self.nodes is None or self.nodes >= tree.size:
             return Draft.guess(tokens.clamp(min=0), tree, live, value.exp())
         parents = tree.parents.expand(len(room), -1)
@@ -90,7 +101,8 @@ class Learned:
 
     - "chain": drawn tokens (at temperature 0 the likeliest), as many as `policy` decides (default: the one in the
       head's paper, else "fixed"). The policy "confidence" stops where the highest probability is below `threshold`
-      (default: the paper's, else 0.4), "confident" where the head itself predicts a `risk` of rejection (default 0.95).
+      (default: the paper's, else 0.4), "confident" where the head itself predicts a `risk` of rejection (default 0.95),
+      "budget" where a token's expected gain is below the `price` of verifying it, in target passes (default 0.05).
     - "tree": the likeliest tokens in the static shape `tree` (default: the best with `nodes` nodes, by the head's own
       measured accuracy if it has one).
     - "dynamic": the `nodes` most probable nodes of a tree of `depth` levels that expands the `width` most probable
@@ -113,6 +125,7 @@ class Learned:
         replacement: bool = False,
         sampling: Sampling | None = None,
         risk: float | None = None,
+        price: float | None = None,
     ) -> None:
         self.draft_head = head
         self.draft_kind = head.draft_kind if draft_kind is None else draft_kind
@@ -121,7 +134,8 @@ class Learned:
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
         deepest = head.depth or max(length, depth)
-        policy = _policy(head, self.draft_kind, policy, min(length, deepest), threshold, risk)
+        stops = {"threshold": threshold, "risk": risk, "price": price}
+        policy = _policy(head, self.draft_kind, policy, min(length, deepest), stops)
         self.model: Any = (head.runner or HeadRunner)(head)
         self.vocabulary: int | None = self.model.vocabulary
         reads = head.needs if head.drafting_needs is None else head.drafting_needs
@@ -145,7 +159,9 @@ class Learned:
             )
         elif self.draft_kind == "dynamic":
             wide = best_shape(6 * nodes, min(depth, deepest))
-            self._fixed = ParallelTree(self.model, tree=wide, sampling=soft, nodes=nodes)
+            self._fixed = ParallelTree(
+                self.model, tree=wide, sampling=soft, nodes=nodes, min_probability=min_probability
+            )
         else:
             measured = by_accuracy(getattr(head, "config", {}).get("accuracy", ()), nodes, min(depth, deepest))
             usual = measured or best_shape(nodes, min(depth, deepest))
@@ -181,7 +197,7 @@ class Learned:
 
 
 def _policy(
-    head: Any, draft_kind: str, policy: Policy | str | None, length: int, threshold: float | None, risk: float | None
+    head: Any, draft_kind: str, policy: Policy | str | None, length: int, stops: Mapping[str, float | None]
 ) -> Policy | str:
     """The policy that ends a chain; options that do not apply are refused."""
     if draft_kind != "chain" and policy not in (None, "fixed"):
@@ -190,15 +206,19 @@ def _policy(
             "draft_kind='chain', or leave policy out"
         )
     chosen = (head.policy if draft_kind == "chain" else "fixed") if policy is None else policy
-    for name, value, needed in (("threshold", threshold, "confidence"), ("risk", risk, "confident")):
-        if value is not None and chosen != needed:
-            raise InvalidOption(f"{name}={value} needs policy='{needed}' and draft_kind='chain'; leave it out")
+    for name, needed in (("threshold", "confidence"), ("risk", "confident"), ("price", "budget")):
+        if stops[name] is not None and chosen != needed:
+            raise InvalidOption(f"{name}={stops[name]} needs policy='{needed}' and draft_kind='chain'; leave it out")
+    given = {name: value for name, value in stops.items() if value is not None}
     if chosen == "confident":
         if not isinstance(head, ConfidentHead):
             raise InvalidOption(f"{type(head).__name__} does not predict its confidence; use policy='confidence'")
-        return Risk(length, _RISK if risk is None else risk, head.acceptance, tap="states")
+        return Risk(length, given.get("risk", _RISK), head.acceptance, tap="states")
     if chosen == "confidence":
-        return Confidence(length, head.threshold if threshold is None else threshold, last=True)
+        return Confidence(length, given.get("threshold", head.threshold), last=True)
+    if chosen == "budget":
+        estimate = (head.acceptance, "states") if isinstance(head, ConfidentHead) else (None, None)
+        return Budget(length, given.get("price", _PRICE), *estimate)
     return chosen
 
 

@@ -240,13 +240,20 @@ class Eagle3Head(DraftHead):
         result: Tensor = self.fuse(features)
         return result
 
-    def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D], normed or not."""
+    def advance(
+        self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask, kept: list[tuple[Tensor, Tensor]] | None = None
+    ) -> Tensor:
+        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D], normed or not; each
+        layer's keys and values are added to `kept`."""
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
         masks = [attn_mask.within(window) for window in self.windows or (None,) * self.cached_layers]
         states: Tensor = self.block(entered if self.normed_residual else x, masks[0], read)
+        if kept is not None:
+            kept.append(self.block.attention.read(read, masks[0]))
         for block, mask in zip(self.more, masks[1:], strict=True):
+            if kept is not None:
+                kept.append(block.attention.read(block.attention_norm(states), mask))
             states = block(states, mask)
         return self.norm(states) if self.normed_output else states
 
@@ -289,42 +296,6 @@ class Eagle3Head(DraftHead):
 
     def drafts(self, target: Any) -> Any:
         return ready(self, target)
-
-
-class PEagleHead(Eagle3Head):
-    """P-EAGLE: EAGLE-3's layer guesses `depth` tokens in one pass. Every position but the first reads the embedding of
-    the token `mask` and a learned state in place of the taps, and attends to those before it. Published heads of it are
-    read; training is that of EAGLE-3."""
-
-    parallel, draft_kind = True, "tree"
-    mask: Tensor
-
-    def __init__(self, target: Any, *, depth: int = 5, mask: int = 0, **options: Any) -> None:
-        super().__init__(target, **options)
-        if depth < 1:
-            raise InvalidOption(f"depth is {depth}; it must be 1 or more")
-        self.config = {**self.config, "depth": depth, "mask": mask}
-        self.depth = depth
-        self.masks = depth - 1
-        self.mask_hidden = nn.Parameter(torch.zeros(len(self.taps) * self.form.hidden_size))
-        self.register_buffer("mask", torch.tensor([mask]), persistent=False)
-
-    def native_tree(self) -> NativeTree | None:
-        return None
-
-    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        if not self.masks:
-            return state[:, None]
-        rows, count = len(state), self.masks
-        own = torch.ones(count, count, dtype=torch.bool, device=state.device).tril()
-        root, seen = attn_mask.root()
-        mask = torch.cat([seen.expand(rows, count, -1), own.expand(rows, -1, -1)], 2)
-        after = (root + 1 + torch.arange(count, device=state.device)).expand(rows, -1)
-        cos, sin = (angles[:, 1 : 1 + count] for angles in (attn_mask.cos, attn_mask.sin))
-        places = AttentionMask(cos, sin, mask, context=attn_mask.context, queries=after)
-        entered = self.enter(self.mask_hidden.to(state.dtype)).expand(rows, count, -1)
-        states = self.advance(entered, self.mask.expand(rows, count), places)
-        return torch.cat([state[:, None], states], 1)
 
 
 def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:

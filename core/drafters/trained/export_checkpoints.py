@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets.files import write_atomically, write_tensors
-from outrider.core.drafters.trained.block_diffusion import DFlashBlock
+from outrider.core.drafters.trained.blocks.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.checkpoint_tensors import row_order
-from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
 from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.parallel_eagle import PEagleHead
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.drafters.trained.block_diffusion import Anchored
+from outrider.core.drafters.trained.blocks.block_diffusion import Anchored, Roots, block_mask
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.trainable.block import AttentionMask, Block, Matrix, Norm
@@ -136,9 +136,8 @@ class FalconHead(Anchored):
             features = features + (torch.rand_like(features) * 2 - 1) * self.noise
         x = self._input(features, batch.tokens)
         seen = causal(self.angles, batch, x)
-        mask = self.block_mask(
-            roots, roots[..., None].expand(-1, -1, self.guesses_per_pass), seen, self._attend_to(x, seen)
-        )
+        places = roots[..., None].expand(-1, -1, self.guesses_per_pass)
+        mask = block_mask(self.angles, roots, places, seen, self._attend_to(x, seen))
         (rows, count), width = roots.shape, x.shape[2]
         row = torch.arange(rows, device=roots.device)[:, None]
         inputs = x[row, roots][:, :, None] + self.place  # [B, A, K, D]
@@ -157,12 +156,11 @@ class FalconHead(Anchored):
             shown = (order < (self.glance * wrong[..., None]).round()) & (place == inside)
         return predicted(inputs + shown[..., None] * x[row[..., None], inside])
 
-    def _extra_loss(
-        self, batch: Batch, where: tuple[Tensor, Tensor], states: Tensor, logits: Tensor, teacher: Tensor
-    ) -> Tensor:
+    def _extra_loss(self, roots: Roots, states: Tensor, logits: Tensor, teacher: Tensor) -> Tensor:
         if not len(states):
             return states.sum()
-        return self.regress * F.smooth_l1_loss(states, batch.taps["last"][where].to(states.dtype))
+        known = roots.batch.taps["last"][roots.row, roots.column]
+        return self.regress * F.smooth_l1_loss(states, known.to(states.dtype))
 
     # ---- drafting: a node's state is its block's states [K D] and the one that predicts the token after it [D]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.core.assets.files import read_json
 from outrider.core.assets.store import foreign_tensors
-from outrider.core.drafters.trained.block_diffusion import DFlashBlock
+from outrider.core.drafters.trained.blocks.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.checkpoint_tensors import (
     Take,
     check_target,
@@ -33,9 +33,10 @@ from outrider.core.drafters.trained.checkpoint_tensors import (
     vocabulary_of,
     windows_of,
 )
-from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, PEagleHead, spread
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.parallel_eagle import PEagleHead
 from outrider.core.drafters.trained.target_mtp import KINDS as TARGET_KINDS
 from outrider.core.drafters.trained.target_mtp import read_target_mtp
 from outrider.core.errors import Incompatible

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.trained.block_diffusion import Anchored
+from outrider.core.drafters.trained.blocks.block_diffusion import Anchored
 from outrider.core.drafters.trained.drafter import shallow
 from outrider.core.drafters.trained.heads import PrefixCache
 from outrider.core.drafters.tree_shapes import chain, validate

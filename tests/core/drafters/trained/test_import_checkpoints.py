@@ -21,7 +21,7 @@ from outrider.core.assets.store import AssetError
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.drafters.trained.block_diffusion import DFlashBlock
+from outrider.core.drafters.trained.blocks.block_diffusion import DFlashBlock
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.export_checkpoints import write_published, write_speculators

@@ -1,11 +1,12 @@
-"""Small decoders that fill in a block of mask tokens: several positions in one pass (DFlash, DSpark, SpecDec).
+"""Small decoders that fill in a block of mask tokens: several positions in one pass (DFlash, SpecDec).
 
-Only DSpark's guesses depend on the tokens drafted before, through a low-rank correction.
+Their guesses are independent of the tokens drafted before them; those of the other modules here are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,76 @@ from outrider.core.training.draft_head import Batch, Guess, agreement
 from outrider.core.training.losses import Loss
 
 
+@dataclass(frozen=True, eq=False)
+class Roots:
+    """Random positions of a batch after which blocks are trained. Guess k after a root is about the token after
+    position `root + first - 1 + k`; N guesses count."""
+
+    batch: Batch
+    places: Tensor  # [B, A] the roots, in order
+    tokens: Tensor  # [B, A, K] the token before each guess
+    counts: Tensor  # [B, A, K] bool: whether the guess counts
+    row: Tensor  # [N]
+    column: Tensor  # [N] the position before the guessed token
+
+    @classmethod
+    def drawn(cls, batch: Batch, anchors: int, first: int, depth: int) -> Roots:
+        """`anchors` roots per row, drawn anew at each call."""
+        priority = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
+        places = priority.topk(min(anchors, priority.shape[1]), 1).indices.sort(1).values
+        ahead = places[..., None] + torch.arange(first - 1, first - 1 + depth, device=places.device)  # [B, A, K]
+        inside = ahead.clamp(max=batch.tokens.shape[1] - 1)
+        row = torch.arange(len(places), device=places.device)[:, None, None].expand_as(ahead)
+        counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, places)[..., None]
+        return cls(batch, places, batch.tokens[row, inside], counts, row[counts], inside[counts])
+
+    @property
+    def labels(self) -> Tensor:
+        """[N] the tokens to be guessed."""
+        return self.batch.labels()[self.row, self.column]
+
+    def teacher(self, words: SharedEmbedding) -> Tensor:
+        """[N, R] the teacher's log-probabilities."""
+        answer = self.batch.answer
+        order = (answer.flatten().cumsum(0) - 1).view_as(answer)[self.row, self.column]
+        return self.batch.teacher_log_probs(answer, words.vocabulary).index_select(0, order)
+
+    def mean(self, each: Tensor, fade: float) -> Tensor:
+        """The mean of losses [N] per guess, times K; guess k has the weight fade^k."""
+        depth = self.counts.shape[2]
+        place = torch.arange(depth, device=each.device).expand_as(self.counts)[self.counts]
+        return (each * fade**place).sum() / max(len(each), 1) * depth
+
+
+def all_blocks(block_states: Callable[[Batch, Tensor], Tensor], batch: Batch) -> Tensor:
+    """The states [B, T, K, D] of the blocks after every position, 32 positions at a time."""
+    count, device = batch.tokens.shape[1], batch.tokens.device
+    starts = (torch.arange(start, min(start + 32, count), device=device) for start in range(0, count, 32))
+    return torch.cat([block_states(batch, roots.expand(len(batch.tokens), -1)) for roots in starts], 1)
+
+
+def block_mask(
+    angles: Angles,
+    roots: Tensor,
+    positions: Tensor,
+    seen: AttentionMask,
+    context: Sequence[tuple[Tensor, Tensor]],
+    *,
+    ordered: bool = False,
+) -> AttentionMask:
+    """The attention mask of blocks at positions [B, A, W] after roots [B, A]: the context that the root attends to, and
+    the block itself; `ordered`: only its positions up to each."""
+    rows, count, wide = positions.shape
+    block = torch.arange(count, device=roots.device).repeat_interleave(wide)
+    own = block == block[:, None]
+    own = (own.tril() if ordered else own).expand(rows, -1, -1)
+    assert seen.mask is not None
+    back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
+    mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
+    cos, sin = angles(positions.flatten(1), seen.mask.shape[2] + wide, context[0][0].dtype)
+    return AttentionMask(cos, sin, mask, context=context, queries=positions.flatten(1))
+
+
 class Anchored(ParallelHeads):
     """Base of parallel heads that are trained from a random sample of positions per row: `anchors` roots, drawn for
     each batch."""
@@ -38,59 +109,29 @@ class Anchored(ParallelHeads):
         """The states [B, A, K, D] of the K positions after each root [B, A]."""
         raise TypeError(f"{type(self).__name__} must implement block_states()")
 
-    def block_mask(
-        self, roots: Tensor, positions: Tensor, seen: AttentionMask, context: Sequence[tuple[Tensor, Tensor]]
-    ) -> AttentionMask:
-        """The attention mask of blocks at positions [B, A, W] after roots [B, A]: the context that the root attends to,
-        and the block itself."""
-        rows, count, wide = positions.shape
-        block = torch.arange(count, device=roots.device).repeat_interleave(wide)
-        own = (block == block[:, None]).expand(rows, -1, -1)
-        assert seen.mask is not None
-        back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
-        mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
-        cos, sin = self.angles(positions.flatten(1), seen.mask.shape[2] + wide, context[0][0].dtype)
-        return AttentionMask(cos, sin, mask, context=context, queries=positions.flatten(1))
-
     def _corrected(self, states: Tensor, tokens: Tensor) -> Tensor:
         """States [..., K, D] after a correction by the token before each position [..., K]; here none."""
         return states
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        blocks = []
-        for start in range(0, batch.tokens.shape[1], 32):
-            roots = torch.arange(start, min(start + 32, batch.tokens.shape[1]), device=batch.tokens.device)
-            blocks.append(self.block_states(batch, roots.expand(len(batch.tokens), -1)))
         tokens = torch.stack([batch.labels(self.first - 1 + k) for k in range(self.guesses_per_pass)], -1)
-        states = self._corrected(torch.cat(blocks, 1), tokens)
+        states = self._corrected(all_blocks(self.block_states, batch), tokens)
         for k in range(self.guesses_per_pass):
             logits = self.words.logits(states[batch.loss_mask(self.first + k)][:, k])
             yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
         """The loss of blocks after random roots."""
-        priority = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
-        roots = priority.topk(min(self.anchors, priority.shape[1]), 1).indices.sort(1).values
-        offsets = torch.arange(self.first - 1, self.first - 1 + self.guesses_per_pass, device=roots.device)
-        ahead = roots[..., None] + offsets  # [B, A, K] guess k is about the token after this position
-        inside = ahead.clamp(max=batch.tokens.shape[1] - 1)
-        row = torch.arange(len(roots), device=roots.device)[:, None, None].expand_as(ahead)
-        counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
-        states = self._corrected(self.block_states(batch, roots), batch.tokens[row, inside])[counts]
-        order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
-        teacher = batch.teacher_log_probs(batch.answer, self.words.vocabulary).index_select(0, order)
-        token = self.words.local(batch.labels()[row, inside][counts])
-        place = torch.arange(self.guesses_per_pass, device=roots.device).expand_as(counts)[counts]
+        roots = Roots.drawn(batch, self.anchors, self.first, self.guesses_per_pass)
+        plain = self.block_states(batch, roots.places)
+        states = self._corrected(plain, roots.tokens)[roots.counts]
+        teacher, token = roots.teacher(self.words), self.words.local(roots.labels)
         logits = self.words.logits(states)
-        weight = self.fade**place
-        total = (loss(logits, teacher, token) * weight).sum() / max(len(logits), 1) * self.guesses_per_pass
-        return total + self._extra_loss(batch, (row[counts], inside[counts]), states, logits, teacher)
+        total = roots.mean(loss(logits, teacher, token), self.fade)
+        return total + self._extra_loss(roots, states, logits, teacher)
 
-    def _extra_loss(
-        self, batch: Batch, where: tuple[Tensor, Tensor], states: Tensor, logits: Tensor, teacher: Tensor
-    ) -> Tensor:
-        """An additional loss of the states [N, D] that guess the tokens after positions `where` (rows [N], columns [N])
-        of the batch."""
+    def _extra_loss(self, roots: Roots, states: Tensor, logits: Tensor, teacher: Tensor) -> Tensor:
+        """An additional loss of the states [N, D] and logits [N, R] of the guesses that count."""
         return logits.new_zeros(())
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
@@ -152,7 +193,7 @@ class DFlashBlock(Anchored):
         self.fuse = Matrix(len(self.taps) * width, width)
         self.context_norm = Norm(width, eps)
         self.mask = nn.Parameter(torch.randn(1, width) * float(network.embedding.float().std()))
-        blocks = [Block(self.form, index=index) for index in range(layers)]
+        blocks = [self._layer(index) for index in range(layers)]
         self.blocks: Any = nn.ModuleList(blocks)
         self.norm = Norm(width, eps)
         with torch.no_grad():
@@ -163,13 +204,19 @@ class DFlashBlock(Anchored):
             one.copy(layer)
             adapted(one, lora, known=width, changed=bool(hidden or form))
 
-    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """The states [B, Q, D] of committed tokens that blocks attend to."""
-        if self.tap_norms:
-            parts = features.chunk(len(self.taps), -1)
-            features = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
-        context: Tensor = self.context_norm(self.fuse(features))
-        return context
+    def _layer(self, index: int) -> Block:
+        return Block(self.form, index=index)
+
+    def _normed(self, features: Tensor) -> Tensor:
+        """The taps' states [B, Q, F], each with its norm."""
+        if not self.tap_norms:
+            return features
+        parts = features.chunk(len(self.taps), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
+
+    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Sequence[Tensor]:
+        """For each layer the states [B, Q, D] of committed tokens that blocks attend to."""
+        return [self.context_norm(self.fuse(self._normed(features)))] * len(self.blocks)
 
     def _block(self, roots: Tensor) -> Tensor:
         """The inputs of a block: the roots [..., D] and K mask embeddings -> [..., 1 + K, D]."""
@@ -196,8 +243,7 @@ class DFlashBlock(Anchored):
         return attn_mask.narrowed(mask)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        context = self._context(features, tokens, attn_mask)
-        for block in self.blocks:
+        for block, context in zip(self.blocks, self._context(features, tokens, attn_mask), strict=True):
             block.attention.read(context, attn_mask)
         return self.words.embed(tokens)
 
@@ -216,63 +262,14 @@ class DFlashBlock(Anchored):
         dtype = self.mask.dtype
         features = torch.cat([before(batch.taps[tap]) for tap in self.taps], -1).to(dtype)
         seen = causal(self.angles, batch, features)
-        context = self._context(features, batch.tokens, seen)
-        read = [block.attention.read(context, seen) for block in self.blocks]
+        contexts = self._context(features, batch.tokens, seen)
+        read = [block.attention.read(context, seen) for block, context in zip(self.blocks, contexts, strict=True)]
         rows, count = roots.shape
         x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
         wide = x.shape[1] // count
         positions = roots[..., None] + self.block_offset + torch.arange(wide, device=roots.device)
-        filled = self._filled(x, self.block_mask(roots, positions, seen, read))
+        filled = self._filled(x, block_mask(self.angles, roots, positions, seen, read))
         return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
-
-
-class DSparkBlock(DFlashBlock):
-    """DSpark (arXiv 2607.05147): DFlash's block, corrected from left to right by a low-rank bias of the token before
-    each position. A confidence head, trained to predict the acceptance probability, ends the chain where the whole of
-    it is likely to be rejected (policy "confident"). The paper's bias has its own table; ours uses the target's
-    embedding and output rows. Other kinds of draft, such as "dynamic" trees, are possible and don't use that head."""
-
-    parallel, draft_kind, policy = False, "chain", "confident"
-
-    def __init__(self, target: Any, *, rank: int = 128, **options: Any) -> None:
-        super().__init__(target, **options)
-        if rank < 1:
-            raise InvalidOption(f"rank is {rank}; it must be 1 or more")
-        self.config = {**self.config, "rank": rank}
-        width = self.form.hidden_size
-        self.embedded = Norm(width, self.form.norm_eps)
-        self.into, self.out = Matrix(width, rank), Matrix(rank, width, zero=True)
-        self.confidence = Matrix(width, 1, bias=True, zero=True)
-
-    def _corrected(self, states: Tensor, tokens: Tensor) -> Tensor:
-        result: Tensor = states + self.out(self.into(self.embedded(self.words.embed(tokens))))
-        return result
-
-    def _extra_loss(
-        self, batch: Batch, where: tuple[Tensor, Tensor], states: Tensor, logits: Tensor, teacher: Tensor
-    ) -> Tensor:
-        """The loss of the confidence head: its cross-entropy with the probability that a drawn token is accepted."""
-        with torch.no_grad():
-            accepted = torch.minimum(logits.float().softmax(-1), teacher.float().softmax(-1)).sum(-1).clamp(0, 1)
-        return F.binary_cross_entropy_with_logits(self.confidence(states.detach())[..., 0].float(), accepted)
-
-    def acceptance(self, states: Tensor) -> Tensor:
-        probability: Tensor = self.confidence(states[..., -self.words.hidden_size :])[..., 0].sigmoid()
-        return probability
-
-    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        states = super().future_states(state, attn_mask)
-        first = states[:, 0] + self.out(self.into(self.embedded(state)))
-        return torch.cat([states.flatten(1), first], -1)[:, None]
-
-    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        width = self.words.hidden_size
-        at = min(level + 1, self.depth - 1) * width
-        corrected = self._corrected(states[..., at : at + width], tokens)
-        return torch.cat([states[..., :-width], corrected], -1)
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states[..., -self.words.hidden_size :])
 
 
 class SpecDecBlock(DFlashBlock):
@@ -297,9 +294,8 @@ class SpecDecBlock(DFlashBlock):
             adapted(block, self.config["lora"], known=self.form.hidden_size, changed=bool(self.config["hidden"]))
         self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
 
-    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Sequence[Tensor]:
         x = self.words.embed(tokens).to(self.mask.dtype)
         for block in self.encoder:
             x = block(x, attn_mask)
-        context: Tensor = self.context_norm(x)
-        return context
+        return [self.context_norm(x)] * len(self.blocks)

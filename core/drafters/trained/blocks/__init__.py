@@ -1,0 +1,1 @@
+"""Draft heads that fill in a block of positions in one pass."""
