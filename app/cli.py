@@ -28,6 +28,7 @@ from outrider.app.bench.text import bench
 from outrider.app.commands.contact_sheet import contact_sheet
 from outrider.app.commands.datastore import datastore
 from outrider.app.commands.image import image
+from outrider.app.commands.ladder import ladder
 from outrider.app.commands.plot_acceptance import plot_acceptance
 from outrider.app.commands.rag import bench_rag, rag
 from outrider.app.commands.serve import export, serve
@@ -79,6 +80,7 @@ cli.command()(speech)
 cli.command()(rag)
 cli.command()(simulate)
 cli.command()(train)
+cli.command()(ladder)
 cli.command()(plot_acceptance)
 cli.command()(report)
 cli.command(context_settings={"allow_extra_args": True})(serve)

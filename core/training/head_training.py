@@ -84,6 +84,7 @@ class HeadTraining:
     def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]:
         """Simulated acceptance on held-out greedy answers."""
         curves: dict[str, Curve] = {}
+        by_kind: dict[str, dict[str, Curve]] = {name: {} for name in models}
         ranked: dict[str, tuple[Tensor, Tensor]] = {}
         greedy = [lesson for lesson in self.held if lesson.temperature == 0 and lesson.counts is None]
         for group in batches(greedy, self.tokens, 0, max_length=self.max_length):
@@ -91,21 +92,28 @@ class HeadTraining:
             for name, model in models.items():
                 assert isinstance(model, DraftHead)
                 with autocast():
-                    curve = walk(model.hits(batch, self.depth), batch.answer)
+                    hits = model.hits(batch, self.depth)
                     if "accuracy" in model.config:
                         counts = rank_hits(model.guesses(batch), batch, _RANKS)
                         known = ranked.get(name)
                         ranked[name] = counts if known is None else (known[0] + counts[0], known[1] + counts[1])
+                curve = walk(hits, batch.answer)
                 curves[name] = curves[name] + curve if name in curves else curve
+                for kind in dict.fromkeys(lesson.kind for lesson in group):
+                    rows = [row for row, lesson in enumerate(group) if lesson.kind == kind]
+                    part, before = walk(hits[rows], batch.answer[rows]), by_kind[name].get(kind)
+                    by_kind[name][kind] = part if before is None else before + part
         for name, (right, asked) in ranked.items():
             model = models[name]
             assert isinstance(model, DraftHead)
             rates = (right / asked.clamp(min=1)[:, None]).tolist()
             model.config = {**model.config, "accuracy": [[round(rate, 4) for rate in row] for row in rates]}
-        return {
-            name: Validation(curve.tokens_per_pass, {"architecture": type(models[name]).__name__, **curve.to_dict()})
-            for name, curve in curves.items()
-        }
+        results = {}
+        for name, curve in curves.items():
+            kinds = {kind: part.tokens_per_pass for kind, part in sorted(by_kind[name].items())}
+            measures = {"architecture": type(models[name]).__name__, **curve.to_dict(), "kinds": kinds}
+            results[name] = Validation(curve.tokens_per_pass, measures)
+        return results
 
     def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None:
         assert isinstance(model, DraftHead)

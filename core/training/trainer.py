@@ -46,6 +46,7 @@ class Plan:
     seed: int = 0
     precision: str = "bf16"  # of matrix products: bf16 (where it is fast), fp16 or no
     validations: int = 6
+    patience: int = 0  # the run ends after so many validations without a better one; 0: never
     checkpoint_minutes: float = 3.0
 
     def __post_init__(self) -> None:
@@ -57,6 +58,7 @@ class Plan:
             ("average", self.average is None or 0 <= self.average < 1, "at least 0 and below 1"),
             ("precision", self.precision in ("bf16", "fp16", "no"), "bf16, fp16 or no"),
             ("validations", self.validations > 0, "1 or more"),
+            ("patience", self.patience >= 0, "0 (off) or more"),
         ):
             if not good:
                 raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
@@ -82,6 +84,7 @@ class Progress:
     steps: int = 0
     position: Position = field(default_factory=Position)
     best: dict[str, float] = field(default_factory=dict)
+    stale: int = 0  # validations since the last that was the best of any module
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -175,7 +178,7 @@ class Trainer:
         bar = self._bar()
         start = time.monotonic()
         try:
-            while self.share() < 1:
+            while self.share() < 1 and not 0 < self.plan.patience <= progress.stale:
                 if self.share() - validated >= 1 / self.plan.validations:
                     self.validate(losses)
                     validated, start = self.share(), time.monotonic()
@@ -243,12 +246,14 @@ class Trainer:
         models = {name: self._unwrapped(self.averages.get(name, model)).eval() for name, model in self.models.items()}
         results = self.training.validate(models, self.accelerator.autocast)
         row: dict[str, Any] = {"minutes": round(progress.seconds / 60, 3), "steps": progress.steps}
-        row |= {"rate": self.plan.rate * self._factor(), "models": {}}
+        row |= {"tokens": progress.position.tokens, "rate": self.plan.rate * self._factor(), "models": {}}
         for name, result in results.items():
             row["models"][name] = {"loss": losses.get(name), **result.measures}
         progress.history.append(row)
+        progress.stale += 1
         for name, result in results.items():
             if progress.steps and self._is_best(name, result.value):
+                progress.stale = 0
                 progress.best[name] = result.value
                 self.training.save(name, models[name], self._provenance(name, models[name], result))
         if not self.quiet:

@@ -63,6 +63,7 @@ class Recipe:
     loss: str = "kl"
     rate: float = 1e-3
     reduced: bool = True  # whether it predicts over a reduced vocabulary
+    size: str = "lora"  # the option that sets the number of parameters
     watches: str | None = None  # recipe of the draft head whose acceptance it predicts, trained before it or with it
 
     @property
@@ -103,11 +104,13 @@ RECIPES = _table(
         method=MEDUSA,
         summary="four independent heads on the last hidden state",
         options={"heads": 4},
+        size="heads",
     ),
     Recipe(
         method=HYDRA,
         summary="four heads, each of which reads the tokens drafted before it",
         options={"heads": 4, "layers": 0, "hidden": 160, "prefix": False},
+        size="hidden",
     ),
     Recipe(
         method=AMPHISTA,

@@ -38,6 +38,7 @@ NOT_RUN = {
     "text": "downloads the language model; tests/text/test_smollm2.py does the same in Python",
     "bench": "takes minutes to hours, and downloads models",
     "report": "hours",
+    "ladder": "hours; tests/text/training/test_ladder.py runs it on a tiny model",
     "train": "minutes to hours; every recipe is trained for some steps in tests/*/test_training.py",
     "rag": "downloads retrievers and documents",
     "serve": "installs vLLM",

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +68,9 @@ class TrainingRequest:
     seed: int = 0
     fresh: bool = False  # delete the checkpoint in the folder
     start: tuple[Path, ...] = ()  # initial weights of some of the recipes
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the heads, by recipe, over the recipe's
+    validations: int = 6
+    patience: int = 0  # end after so many validations without longer accepted drafts; 0: never
     quiet: bool = False
     command: str = ""  # the command line, recorded with the weights
 
@@ -115,7 +118,9 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
     vocabulary = _vocabulary(request, training_lessons, target, out)
     torch.manual_seed(request.seed)
     recipes = {name: recipe(name) for name in request.recipes}
-    draft_heads = {name: item.make(target, vocabulary) for name, item in recipes.items()}
+    draft_heads = {
+        name: item.make(target, vocabulary, **request.options.get(name, {})) for name, item in recipes.items()
+    }
     for name, item in recipes.items():
         if item.watches is not None:
             _watch(draft_heads[name], item.watches, draft_heads, lm.name, target)
@@ -125,6 +130,8 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         minutes=max(request.minutes - minutes_spent, request.minutes / 2) if request.steps is None else request.minutes,
         steps=request.steps,
         seed=request.seed,
+        validations=request.validations,
+        patience=request.patience,
     )
     facts = {
         "target": lm.name,

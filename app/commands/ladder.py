@@ -1,0 +1,55 @@
+"""`outrider ladder`: train drafters on equal terms and compare them. Heavy packages are imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.app.options import DEVICE, TextModelName, device_named
+
+
+def ladder(
+    recipes: Annotated[
+        list[str] | None, typer.Argument(metavar="RECIPE...", help="Drafters to compare. Default: ten of them.")
+    ] = None,
+    model: TextModelName = "smollm2-135m",
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda ...", callback=device_named)] = DEVICE,
+    minutes: Annotated[float, typer.Option(help="Training time of each run, in minutes.")] = 30.0,
+    parameters: Annotated[int, typer.Option(min=1, help="Most trained parameters of each drafter.")] = 1_400_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each drafter.")] = 3,
+    patience: Annotated[
+        int, typer.Option(min=0, help="End a run after so many validations without longer accepted drafts; 0: never.")
+    ] = 4,
+    validations: Annotated[int, typer.Option(min=1, help="Validations of each run.")] = 12,
+    data: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Answers to train on. Default: those of `outrider train`.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder of the runs and of the results.")
+    ] = None,
+    draft_vocab_size: Annotated[
+        int, typer.Option(min=0, help="Number of tokens that can be proposed; 0: all.")
+    ] = 12288,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
+) -> None:
+    """Train drafters with the same data, minutes and parameters, and compare them. An interrupted run resumes."""
+    from outrider.text.training import ladder as rungs
+
+    rungs.ladder(
+        rungs.LadderRequest(
+            recipes=tuple(recipes or rungs.RUNGS),
+            model=model,
+            device=device,
+            minutes=minutes,
+            parameters=parameters,
+            seeds=seeds,
+            data=tuple(data or ()),
+            out=output_dir,
+            draft_vocab_size=draft_vocab_size,
+            validations=validations,
+            patience=patience,
+            quiet=quiet,
+        )
+    )
