@@ -19,7 +19,18 @@ from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import CapturingTarget, Drafter, OverlappedDrafter, Plain, Prompts, Rule, Scores, Target
+from outrider.core.protocol import (
+    CapturingTarget,
+    Drafter,
+    Judged,
+    JudgingTarget,
+    OverlappedDrafter,
+    Plain,
+    Prompts,
+    Rule,
+    Scores,
+    Target,
+)
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Extras, FetchedStep, Record
 from outrider.core.trace import Finish, Step, Times
@@ -177,6 +188,7 @@ class Run:
             )
         self.target, self.drafter = target, drafter
         self.rule = target.captured(rule) if isinstance(target, CapturingTarget) else rule
+        self._judging = target if isinstance(target, JudgingTarget) else None
         self._overlapped = drafter if isinstance(drafter, OverlappedDrafter) else None
         self.sampling, self.stop, self.rng, self.record = sampling, stop, rng, record
         self.limits: list[int] = []
@@ -204,14 +216,21 @@ class Run:
         self.drafter.end()
         self.target.end()
 
-    def _score(self, draft: Draft) -> Scores:
-        """The target's scores. An overlapped drafter drafts ahead meanwhile, in a thread or on a CUDA stream."""
+    def _score(self, draft: Draft) -> Scores | Judged:
+        """The target's scores, with the verdict if it judges. An overlapped drafter drafts ahead meanwhile, in a thread
+        or on a CUDA stream."""
         if self._overlapped is None:
-            return self.target.score(draft)
+            return self._pass(draft)
         if self._side is None:
             self._side = SideTransfer(self.target.device)
         with self._side.run(self._overlapped.draft_ahead, draft):
-            return self.target.score(draft)
+            return self._pass(draft)
+
+    def _pass(self, draft: Draft) -> Scores | Judged:
+        judged = None
+        if self._judging is not None:
+            judged = self._judging.judge(draft, self.rule, self.rng, nodes=self.record.nodes)
+        return self.target.score(draft) if judged is None else judged
 
     def _room(self) -> Tensor:
         left = [
@@ -230,10 +249,12 @@ class Run:
         draft = drafter.propose(self._room(), rng)
         watch.lap("draft")
         rng.reserve(draft.size + 1)
-        scores = self._score(draft)
+        scored = self._score(draft)
         watch.lap("score")
-        verdict = self.rule(draft, scores, rng)
-        seen = FetchedStep(draft, verdict, self.record.nodes)
+        judged = scored if isinstance(scored, Judged) else None
+        scores = scored.scores if isinstance(scored, Judged) else scored
+        verdict = self.rule(draft, scores, rng) if judged is None else judged.verdict
+        seen = FetchedStep(draft, verdict, self.record.nodes, judged)
         watch.lap("rule")
         tokens, paths = zip(*((seen.emitted(row), seen.path(row)) for row in range(len(self.open))), strict=True)
         cuts = [self._cut(row, emitted) for row, emitted in enumerate(tokens)]

@@ -74,6 +74,22 @@ def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: to
     return tensor.pin_memory().to(device, non_blocking=True)  # pragma: CUDA
 
 
+def upload_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Host tensors on the device, of any types, by one transfer without synchronising."""
+    if device.type == "cpu":
+        return [*tensors]
+    sizes = [-(-tensor.nbytes // 8) * 8 for tensor in tensors]  # pragma: CUDA
+    memory = torch.empty(sum(sizes), dtype=torch.uint8)  # pragma: CUDA
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]  # pragma: CUDA
+    for tensor, start in zip(tensors, starts, strict=True):  # pragma: CUDA
+        memory[start : start + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+    moved = upload(memory, device)  # pragma: CUDA
+    return [  # pragma: CUDA
+        moved[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, start in zip(tensors, starts, strict=True)
+    ]
+
+
 class SideTransfer:
     """Runs work concurrently with the calling thread: in a second thread, and on CUDA on a second stream."""
 
@@ -128,16 +144,22 @@ def packed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def fetch(*tensors: Tensor, bytes_of: Tensor | None = None) -> list[np.ndarray]:
-    """Copy tensors to the host in one transfer, each in its own type. This is the one synchronisation of a round.
-    `bytes_of`: the same tensors as `packed` bytes, if there are already."""
+    """Copy tensors to the host in one transfer, each in its own type, 16-bit numbers as float32. This is the one
+    synchronisation of a round. `bytes_of`: the same tensors as `packed` bytes, if there are already."""
     if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    flat = (packed(tensors) if bytes_of is None else bytes_of).cpu().numpy()  # pragma: CUDA
-    cuts = np.cumsum([tensor.nbytes for tensor in tensors])[:-1]  # pragma: CUDA
-    return [  # pragma: CUDA
-        part.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tuple(tensor.shape))
-        for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)
-    ]
+        return [_array(tensor) for tensor in tensors]
+    flat, start = (packed(tensors) if bytes_of is None else bytes_of).cpu(), 0  # pragma: CUDA
+    arrays = []  # pragma: CUDA
+    for tensor in tensors:  # pragma: CUDA
+        part = flat[start : start + tensor.nbytes].clone()  # aligned
+        arrays.append(_array(part.view(tensor.dtype).view(tensor.shape)))
+        start += tensor.nbytes
+    return arrays  # pragma: CUDA
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = (tensor.float() if tensor.dtype.itemsize == 2 else tensor).numpy()
+    return array
 
 
 def peak_memory() -> int:

@@ -323,7 +323,7 @@ class Verdict:
 
     def kept(self, open_rows: Tensor) -> Tensor:
         """[B] tokens kept of each row: the loop's count, else all emitted tokens of open rows [B] and 0 of others."""
-        return torch.where(open_rows, self.accepted + 1, 0) if self.count is None else self.count
+        return torch.where(open_rows.bool(), self.accepted + 1, 0) if self.count is None else self.count
 
     def rows(self, draft: Draft) -> list[list[int]]:
         """The emitted tokens of each row, on the host."""

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ class Prefill:
     self_draftable: SelfDraftable | None = None
 
 
+class Recordings(Protocol):
+    """Records work on a device (CUDA graphs)."""
+
+    def record_work(
+        self, key: tuple[object, ...], inputs: Sequence[Tensor | None], work: Callable[[Sequence[Tensor | None]], Any]
+    ) -> Any:
+        """`work(inputs)`, from a recording for this key and these shapes; lent until it runs again."""
+
+
 class Scores:
     """The target's distributions after the root (row 0) and after each draft node (row i + 1), computed on request.
 
@@ -56,6 +65,7 @@ class Scores:
         self.lengths = lengths  # [B] committed tokens, prompt included
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
+        self.recordings: Recordings | None = None  # of work on these scores; None: nothing is recorded
         self._logits = _finite(logits) if isinstance(logits, Tensor) else logits
         self._pipeline = copy.copy(pipeline)  # its state before the verdict on this draft
         self._bits: Tensor | None = None  # a constraint's, of all rows from `first` on
@@ -270,6 +280,21 @@ class CapturingTarget(Protocol):
 
 
 @runtime_checkable
+class RecordingModel(Protocol):
+    """A model that drafts, and records the growth of a draft as a whole."""
+
+    def record(
+        self,
+        key: tuple[object, ...],
+        scratch: int,
+        given: Sequence[Tensor | None],
+        grow: Callable[[Sequence[Tensor | None]], Draft],
+    ) -> Draft | None:
+        """`grow(given)` from a recording for this key and these shapes, lent until the model's next growth. It reads
+        the model, at most `scratch` nodes of it at a time, and leaves the host's state alone. None: not recorded."""
+
+
+@runtime_checkable
 class ChainDrawing(Protocol):
     """Draws a whole chain of a single row in one call, and the tokens of several rows in the same way."""
 
@@ -332,6 +357,25 @@ class SelfDraftable(Protocol):
     ) -> View: ...
     def similarity(self, texts: Prompts, count: int) -> Tensor:
         """[B, sublayers] cosine between each sublayer's input and output, averaged over the last `count` tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The scores of a draft and the verdict on it from one recording. The tensors hold until the target's next pass."""
+
+    scores: Scores
+    verdict: Verdict
+    parts: Sequence[Tensor]  # what the host reads of both (outrider.core.step_recorder)
+    packed: Tensor  # the bytes of `parts`
+
+
+@runtime_checkable
+class JudgingTarget(CapturingTarget, Protocol):
+    """Scores a draft and decides on it in one recording."""
+
+    def judge(self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool) -> Judged | None:
+        """`score` and the captured rule's verdict; `nodes`: the host reads the draft node by node. None where they are
+        not recorded together."""
 
 
 # ---- optional abilities of drafters

@@ -112,6 +112,7 @@ class CounterRNG:
         self.step: int | Sequence[int] = 0
         self._width = 64
         self._tables: dict[Purpose, Tensor] = {}
+        self._all_tables: Tensor | None = None
 
     @classmethod
     def of(cls, seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu") -> CounterRNG:
@@ -123,13 +124,17 @@ class CounterRNG:
     def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
         """Start a step; the numbers of the last one are dropped. `going`: which rows are not finished."""
         self.step = step
-        self._tables.clear()
+        self._clear()
 
     def reserve(self, nodes: int) -> None:
         """Provide numbers for nodes 0..nodes-1; their values do not depend on this."""
         if nodes > self._width:
             self._width = 1 << (nodes - 1).bit_length()
-            self._tables.clear()
+            self._clear()
+
+    def _clear(self) -> None:
+        self._tables.clear()
+        self._all_tables = None
 
     def fork(self, label: int) -> CounterRNG:
         """An independent generator for a nested loop, at the same step."""
@@ -150,13 +155,23 @@ class CounterRNG:
             self._tables |= self._few() if len(self.seeds) < _MANY else {purpose: self._table(purpose)}
         return self._tables[purpose]
 
+    def tables(self) -> Tensor:
+        """The uniforms of all purposes, in their order, and of all nodes [purposes, B, width or more]."""
+        if len(self.seeds) >= _MANY:
+            return torch.stack([self.table(purpose) for purpose in Purpose])
+        if self._all_tables is None:
+            self._tables |= self._few()
+        assert self._all_tables is not None
+        return self._all_tables
+
     def _few(self) -> dict[Purpose, Tensor]:
         """The tables of all purposes, made on the host: for few rows faster than operations on the device."""
         steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
         rows = np.array([mix(seed + step) for seed, step in zip(self.seeds, steps, strict=True)], dtype=np.uint64)
         bases = _final(np.bitwise_xor.outer(_PURPOSES, rows) + np.uint64(_GOLDEN))
         uniforms = _uniforms(bases.flatten(), self._width).reshape(len(Purpose), len(rows), -1)
-        return dict(zip(Purpose, upload(torch.from_numpy(uniforms), self.device), strict=True))
+        self._all_tables = upload(torch.from_numpy(uniforms), self.device)
+        return dict(zip(Purpose, self._all_tables, strict=True))
 
     def _table(self, purpose: Purpose) -> Tensor:
         step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
@@ -229,3 +244,21 @@ class CounterRNG:
         bits = (h >> 1) & 0x7FFFFFFF  # removes the sign bit of the arithmetic shift
         uniform = ((bits.to(distribution.probs.dtype) + 0.5) * 2.0**-31).clamp_(max=1 - 2.0**-24)
         return uniform.neg_().log1p_().neg_()
+
+
+class PredrawnRNG(CounterRNG):
+    """A generator that returns uniforms [purposes, B, N] drawn before (`CounterRNG.tables`). What it is given to runs
+    as its reference, on a CPU too: that is what a CUDA graph records."""
+
+    feeds_native = False
+
+    def __init__(self, tables: Tensor | None, rows: int, device: torch.device) -> None:
+        super().__init__([0] * rows, device)
+        self._drawn = tables
+
+    def table(self, purpose: Purpose) -> Tensor:
+        assert self._drawn is not None, "no random numbers were given"
+        return self._drawn[purpose]
+
+    def reserve(self, nodes: int) -> None:
+        """The numbers are drawn."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.device import fetch
 from outrider.core.draft import Draft, Verdict
-from outrider.core.protocol import Scores
+from outrider.core.protocol import Judged, Scores
 from outrider.core.trace import Source
 
 
@@ -27,20 +27,25 @@ class Record:
     entropy: bool = False  # of the distribution that each committed token follows, in nats
 
 
+def fetched_parts(draft: Draft, verdict: Verdict, nodes: bool) -> list[Tensor]:
+    """What the host reads of a draft and its verdict, in the order in which `FetchedStep` takes it."""
+    wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
+    wanted += [] if verdict.total_variation is None else [verdict.total_variation]
+    wanted += [] if verdict.relaxed is None else [verdict.relaxed]
+    if nodes:
+        parents, fixed = draft.tree.parents.expand(draft.rows, -1), draft.fixed.expand(draft.rows, -1)
+        wanted += [parents, draft.tried, fixed, verdict.tried, verdict.chance, verdict.p, verdict.q]
+    return wanted
+
+
 class FetchedStep:
     """A draft and its verdict, copied to the host in one transfer."""
 
-    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
-        rows = draft.rows
-        wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
+    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool, judged: Judged | None = None) -> None:
         self._note = draft.note
         self._nodes = nodes
-        wanted += [] if verdict.total_variation is None else [verdict.total_variation]
-        wanted += [] if verdict.relaxed is None else [verdict.relaxed]
-        if nodes:
-            parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
-            wanted += [parents, draft.tried, fixed, verdict.tried, verdict.chance, verdict.p, verdict.q]
-        parts = iter(fetch(*wanted))
+        wanted = fetched_parts(draft, verdict, nodes) if judged is None else judged.parts
+        parts = iter(fetch(*wanted, bytes_of=None if judged is None else judged.packed))
         self._tokens, self._path, last, resampled = next(parts), next(parts), next(parts), next(parts)
         self._resampled = resampled[:, 0].tolist()
         self._emitted = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Tree:
 
     @classmethod
     def chain(cls, length: int, device: torch.device | str = "cpu") -> Tree:
-        return _static(tuple(range(-1, length - 1)), str(device), side_number())
+        return _chain(length, str(device), side_number())
 
     @property
     def size(self) -> int:
@@ -130,6 +130,11 @@ def _ancestors_on_host(parents: Tensor) -> Tensor:
                 table[node] = table[parent]
             table[node, node] = True
     return torch.from_numpy(ancestors)
+
+
+@cache  # recordings (CUDA graphs) read chains' masks without asking for them again
+def _chain(length: int, device: str, side: int) -> Tree:
+    return _static(tuple(range(-1, length - 1)), device, side)
 
 
 @lru_cache(maxsize=512)

@@ -57,15 +57,16 @@ class Graphs:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] (None if too many or not wanted), and the states at
         taps; the tap "stream" is the residual stream after the last layer."""
         inputs = (ids, layout.positions, layout.mask, layout.slots, layout.keys)
-        work = partial(self._compute, store, layout.columns, frozenset(taps), with_logits)
+        work = partial(self.compute, store, layout.columns, frozenset(taps), with_logits)
         with self.pool.lock:
             angles = self.network.angles
             key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
             return self.pool.run(key, inputs, work, angles)
 
-    def _compute(
+    def compute(
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
     ) -> PassResult:
+        """The pass that `run` records, of ids, positions, mask, slots and the slots' positions."""
         ids, positions, mask, slots, keys = inputs
         assert ids is not None and positions is not None
         network, tapped = self.network, {tap: list[Tensor]() for tap in taps}

@@ -1,49 +1,101 @@
 """Exact acceptance rules in CUDA graphs (outrider.core.engine.cuda_graphs), one per shape of draft.
 
 A rule is a pure function of draft, scores and random numbers, so all its inputs go into fixed buffers; its uniforms are
-drawn before. Static trees, chains above all, are captured as they are; the depth and width of a dynamic tree are
-rounded up to powers of two. Other rules, stateful penalties and other generators run without a graph. Independent of
-networks.
+drawn before. Chains are recorded as they are; the parents of other trees are inputs, their depth and width rounded up
+to powers of two. Other rules, stateful penalties and other generators run without a graph. Independent of networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.distribution import Distribution, LogitsPipeline
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.protocol import Rule, Scores
-from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rng import CounterRNG, PredrawnRNG
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.tree import Tree
 
-_PURPOSES = {  # the random numbers that each rule reads
-    Exact: (Purpose.NEXT, Purpose.ACCEPT),
-    Token: (Purpose.NEXT, Purpose.ACCEPT),
-    Block: (Purpose.NEXT, Purpose.ACCEPT),
-    SampleMatch: (Purpose.MATCH,),
-}
+Key = tuple[object, ...]
 
 
-class _Predrawn(CounterRNG):
-    """A generator that returns uniforms [B, N + 1] drawn before, one table per purpose. The rule runs as its reference,
-    on a CPU too: that is what a graph captures."""
+def recordable(rule: Rule, sampling: Sampling, rng: CounterRNG, draft: Draft) -> bool:
+    """Whether a recording of the rule's verdict holds for later drafts of this shape."""
+    known = isinstance(rule, Exact | Token | Block | SampleMatch) and type(rng) is CounterRNG
+    return known and not sampling.remembers and draft.rows > 0
 
-    feeds_native = False
 
-    def __init__(self, tables: dict[Purpose, Tensor], rows: int, device: torch.device) -> None:
-        super().__init__([0] * rows, device)
-        self._tables = tables
+@dataclass(frozen=True, eq=False)
+class RecordedDraft:
+    """A draft, and the uniforms of its round, as inputs of a recording; and how to make a draft of the inputs again."""
 
-    def table(self, purpose: Purpose) -> Tensor:
-        return self._tables[purpose]
+    template: Draft
+    tree: Tree | None  # static; None: the parents are an input
+    bounds: tuple[int, int]  # the rounded depth and width of other trees
+    vocabulary: int
+    inputs: tuple[Tensor | None, ...]
+
+    @classmethod
+    def of(cls, draft: Draft, rule: Rule, scoring: Sampling, rng: CounterRNG, vocabulary: int) -> RecordedDraft:
+        tree = draft.tree
+        # greedy decoding reads neither draft distributions nor random numbers
+        greedy = scoring.greedy and isinstance(rule, Exact | SampleMatch)
+        distributions = None if greedy else draft.distributions
+        kept = tree if tree.static and tree.is_chain else None
+        inputs = (
+            draft.tokens,
+            draft.live,
+            draft.probe,
+            None if kept is not None else tree.parents,
+            draft.positions,
+            None if distributions is None else distributions.probs,
+            None if distributions is None else distributions.tokens,
+            draft.source,
+            None if distributions is None else draft.fresh,
+            None if greedy else rng.tables(),
+        )
+        template = Draft(
+            draft.tokens[:0], Tree.chain(0), draft.live[:0], replacement=draft.replacement, mixed=draft.mixed
+        )
+        bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
+        return cls(template, kept, bounds, vocabulary, inputs)
+
+    @property
+    def key(self) -> Key:
+        return (
+            self.tree is None or self.tree.size,
+            *self.bounds,
+            self.template.replacement,
+            self.template.mixed,
+            self.vocabulary,
+        )
+
+    def made(self, inputs: Sequence[Tensor | None]) -> tuple[Draft, CounterRNG]:
+        """The draft and its random numbers from the inputs' buffers."""
+        tokens, live, probe, parents, positions, probs, support, source, fresh, tables = inputs
+        assert tokens is not None and live is not None
+        tree = self.tree
+        if tree is None:
+            assert parents is not None
+            tree = Tree(parents, *self.bounds)
+        draft = replace(
+            self.template,
+            tokens=tokens,
+            live=live,
+            probe=probe,
+            tree=tree,
+            positions=positions,
+            distributions=None if probs is None else Distribution(probs, support, self.vocabulary),
+            source=source,
+            fresh=fresh,
+        )
+        return draft, PredrawnRNG(tables, len(tokens), tokens.device)
 
 
 class CapturedRule:
@@ -57,62 +109,27 @@ class CapturedRule:
         return self.rule.lossless
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        purposes = _PURPOSES.get(type(self.rule))
         logits = scores.whole
-        capturable = logits is not None and not scores.sampling.remembers and draft.rows
-        if purposes is None or type(rng) is not CounterRNG or not capturable:
+        if logits is None or not recordable(self.rule, scores.sampling, rng, draft):
             return self.rule(draft, scores, rng)
-        assert logits is not None
-        tree = draft.tree
-        bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
-        # greedy decoding reads neither draft distributions nor random numbers
-        greedy = scores.sampling.greedy and isinstance(self.rule, Exact | SampleMatch)
-        distributions = None if greedy else draft.distributions
-        nodes = torch.arange(draft.size + 1, device=logits.device).expand(draft.rows, -1)
-        inputs = [
-            logits,
-            draft.tokens,
-            draft.live,
-            draft.probe,
-            tree.parents,
-            None if distributions is None else distributions.probs,
-            None if distributions is None else distributions.tokens,
-            None if distributions is None else draft.source,
-            None if distributions is None else draft.fresh,
-            *(() if greedy else (rng.uniform(purpose, nodes) for purpose in purposes)),
-        ]
-        empty = draft.tokens[:0], Tree.chain(0), draft.live[:0]
-        template = Draft(*empty, replacement=draft.replacement, mixed=draft.mixed)
-        key = self.rule, scores.sampling, logits.shape, bounds, draft.replacement, draft.mixed
-        work = partial(self._apply, template, bounds, scores.sampling, purposes)
-        parts = self.graph_pool.run(("verdict", *key), inputs, work)
-        return Verdict.of((parts[0][:, : tree.depth], *parts[1:]))
+        drafted = RecordedDraft.of(draft, self.rule, scores.sampling, rng, logits.shape[-1])
+        key = "verdict", self.rule, scores.sampling, logits.shape, *drafted.key
+        work = partial(self._apply, drafted, scores.sampling)
+        parts = self.graph_pool.run(key, (logits, *drafted.inputs), work)
+        return Verdict.of((parts[0][:, : draft.tree.depth], *parts[1:]))
 
-    def _apply(
-        self,
-        template: Draft,
-        bounds: tuple[int, int],
-        sampling: Any,
-        purposes: Sequence[Purpose],
-        inputs: Sequence[Tensor | None],
-    ) -> tuple[Tensor, ...]:
-        logits, tokens, live, probe, parents, probs, support, source, fresh, *uniforms = inputs
-        assert logits is not None and tokens is not None and live is not None and parents is not None
-        draft = replace(
-            template,
-            tokens=tokens,
-            live=live,
-            probe=probe,
-            tree=Tree(parents, *bounds),
-            distributions=None if probs is None else Distribution(probs, support, logits.shape[-1]),
-            source=source,
-            fresh=fresh,
-        )
-        pipeline = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
-        lengths = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)  # read by no capturable sampling
-        tables = {purpose: table for purpose, table in zip(purposes, uniforms, strict=False) if table is not None}
-        rng = _Predrawn(tables, len(tokens), tokens.device)
-        return self.rule(draft, Scores(draft, pipeline, lengths, logits), rng).parts
+    def _apply(self, drafted: RecordedDraft, sampling: Sampling, inputs: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        logits, *rest = inputs
+        assert logits is not None
+        draft, rng = drafted.made(rest)
+        return self.rule(draft, scores_of(draft, sampling, logits), rng).parts
+
+
+def scores_of(draft: Draft, sampling: Sampling, logits: Tensor) -> Scores:
+    """Scores from logits alone, for a sampling that remembers nothing and a rule that reads no positions."""
+    pipeline = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
+    lengths = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    return Scores(draft, pipeline, lengths, logits)
 
 
 def _rounded(bound: int, size: int) -> int:

@@ -92,6 +92,16 @@ class _Capture:
     failed: bool = False  # it cannot be recorded
 
 
+@dataclass(frozen=True, eq=False)
+class Lent:
+    """What a work gave, in memory of its recording; the recording's buffers and key."""
+
+    key: tuple[object, ...]
+    inputs: Inputs
+    out: Any
+    replayed: bool  # else the work ran without a recording
+
+
 class GraphPool:
     """Captures by shape, and KV stores that outlive a generation, so that captures stay valid."""
 
@@ -100,6 +110,7 @@ class GraphPool:
         self.captured = self.replayed = 0
         self._captures: OrderedDict[tuple[object, ...], _Capture] = OrderedDict()
         self._stores: list[Tensor] = []
+        self._working = False
         self.lock = threading.RLock()  # buffers are filled, replayed and read by one thread at a time
 
     def __len__(self) -> int:
@@ -124,15 +135,49 @@ class GraphPool:
             for key in [key for key in self._captures if key[0] == address]:  # their graphs refer to the freed store
                 del self._captures[key]
 
+    def lend(
+        self,
+        key: tuple[object, ...],
+        inputs: Inputs,
+        work: Callable[[Inputs], Any],
+        references: Any = None,
+        still: int | None = None,
+    ) -> Lent:
+        """As `run`, without a copy of what the work gives: it is overwritten when the work runs again. `still`: the
+        input that is 0 while the work is recorded, so that work which may run only once changes nothing."""
+        with self.lock:
+            capture, key = self._filled(key, inputs, work, references, still)
+            if capture.replay is None:
+                return Lent(key, capture.inputs, self._ran(partial(work, capture.inputs)), replayed=False)
+            capture.replay()
+            self.replayed += 1
+            return Lent(key, capture.inputs, capture.out, replayed=True)
+
+    def record_work(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Any]) -> Any:
+        """As outrider.core.protocol.Recordings."""
+        return self.lend(key, inputs, work).out
+
     def run(
         self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any = None
     ) -> Out:
         """`work(inputs)`, replayed if it was captured for these shapes. Everything else that it reads must be fixed or
         identified by `key`."""
         with self.lock:
-            return self._run(key, inputs, work, references)
+            if self._working:  # part of a larger recording
+                return work(inputs)
+            lent = self.lend(key, inputs, work, references)
+            out: Out = cloned(lent.out) if lent.replayed else lent.out
+            return out
 
-    def _run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any) -> Out:
+    def _filled(
+        self,
+        key: tuple[object, ...],
+        inputs: Inputs,
+        work: Callable[[Inputs], Any],
+        references: Any,
+        still: int | None,
+    ) -> tuple[_Capture, tuple[object, ...]]:
+        """The capture of this work, its buffers filled, recorded if that is possible; and its whole key."""
         shapes = (None if value is None else (*value.shape, value.dtype) for value in inputs)
         key = (*key, *shapes)
         capture = self._captures.get(key)
@@ -144,18 +189,26 @@ class GraphPool:
                 self._captures.popitem(last=False)
         self._captures.move_to_end(key)
         pairs = [(buffer, value) for buffer, value in zip(capture.inputs, inputs, strict=True) if value is not None]
-        copy_all([buffer for buffer, _ in pairs if buffer is not None], [value for _, value in pairs])
+        copied = [buffer for buffer, _ in pairs if buffer is not None], [value for _, value in pairs]
+        copy_all(*copied)
         if self.record is not None and capture.replay is None and not capture.failed:
+            if still is not None and (stilled := capture.inputs[still]) is not None:
+                stilled.zero_()
             self._record(capture, self.record)
-        if capture.replay is None:
-            return capture.work()  # type: ignore[no-any-return]
-        capture.replay()
-        self.replayed += 1
-        return cloned(capture.out)  # type: ignore[no-any-return]  # the next replay overwrites it
+            copy_all(*copied)
+        return capture, key
+
+    def _ran(self, work: Callable[[], Any]) -> Any:
+        """The work's result; what it runs in this pool is part of it."""
+        self._working = True
+        try:
+            return work()
+        finally:
+            self._working = False
 
     def _record(self, capture: _Capture, record: Recorder) -> None:
         try:
-            capture.out, capture.replay = record(capture.work)
+            capture.out, capture.replay = record(partial(self._ran, capture.work))
             self.captured += 1
         except RuntimeError as error:  # what is not about capturing fails again when the work runs eagerly
             if not any(other.failed for other in self._captures.values()):

@@ -54,10 +54,10 @@ def cloned(out: Any) -> Any:
 
 
 def tensors_in(out: Any) -> list[Tensor]:
-    """The tensors of tuples and dicts, in order."""
+    """The tensors of tuples, lists and dicts, in order."""
     if isinstance(out, Tensor):
         return [out]
-    parts: Iterable[Any] = out.values() if isinstance(out, dict) else out or ()
+    parts: Iterable[Any] = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else ()
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.captured_growth import followed, grown
+from outrider.core.engine.captured_rounds import Judge
 from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.int8 import slot_size
@@ -29,7 +31,8 @@ from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_sc
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels import native
-from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Rule, Scores
+from outrider.core.protocol import PREFILL_CHUNK, Judged, Prefill, Prompts, Rule, Scores
+from outrider.core.rng import CounterRNG
 
 __all__ = ["Config", "Decoder"]
 
@@ -70,6 +73,7 @@ class Decoder:
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self.cache.with_keys = any(cfg.variant.windows)
         self._taps: frozenset[str] = frozenset()
+        self._judge: Judge | None = None
         if network.graphs is not None:
             self.cache.pool = network.graphs.pool
 
@@ -301,8 +305,48 @@ class Decoder:
         return rule if graphs is None or isinstance(rule, CapturedRule) else CapturedRule(rule, graphs.rules)
 
     @torch.no_grad()
+    def record(
+        self,
+        key: tuple[object, ...],
+        scratch: int,
+        given: Sequence[Tensor | None],
+        grow: Callable[[Sequence[Tensor | None]], Draft],
+    ) -> Draft | None:
+        """As outrider.core.protocol.RecordingModel."""
+        graphs, sampling, network = self.network.graphs, self._pipeline.sampling, self.network
+        if graphs is None or self.device.type == "cpu" or sampling.remembers or network.before_layer is not None:
+            return None
+        if type(self).score is not Decoder.score:
+            return None
+        network.ensure_positions(max(self.cache.rows.host) + self.cache.rows.pending.shape[1] + scratch + 2)
+        with graphs.pool.lock:
+            angles = network.angles
+            key = (*key, sampling, *sorted(self._taps), angles[0].data_ptr())
+            return grown(graphs.pool, self.cache, key, scratch, given, grow, owner=self, references=angles)
+
+    @torch.no_grad()
+    def judge(self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool) -> Judged | None:
+        graphs, own = self.network.graphs, type(self).score is Decoder.score and type(self).keep is Decoder.keep
+        if graphs is None or not own or self.network.before_layer is not None:
+            return None
+        if self._judge is None or self._judge.graphs is not graphs:
+            self._judge = Judge(graphs, self.cache)
+        return self._judge.judge(draft, rule, rng, self._pipeline, self._taps, nodes=nodes)
+
+    @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        if self._judge is not None and self._judge.keep(draft, verdict, count):
+            return  # a pipeline that remembers nothing
+        if self._updated(draft, verdict, count):
+            return
         self._pipeline.commit(self.cache.keep(draft, verdict, count), verdict.known(count))
+
+    def _updated(self, draft: Draft, verdict: Verdict, count: Tensor) -> bool:
+        """Whether the cache was updated from a recording."""
+        graphs = self.network.graphs
+        if graphs is None or self._pipeline.sampling.remembers or type(self).keep is not Decoder.keep:
+            return False
+        return followed(graphs.pool, self.cache, draft, verdict, count) is not None
 
     def mark(self) -> object:
         return Mark(self.cache.mark(), copy.copy(self._pipeline))

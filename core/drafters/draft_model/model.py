@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,9 +28,20 @@ from outrider.core.drafters.length_policies import (
 from outrider.core.drafters.lookup.trie import Trie, to_draft
 from outrider.core.drafters.tree_shapes import branching, depths, rerank, validate
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import BatchedTarget, ChainDrawing, Prefill, Prompts, Scores, Target, TreeGrowing
-from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.protocol import (
+    BatchedTarget,
+    ChainDrawing,
+    Prefill,
+    Prompts,
+    RecordingModel,
+    Scores,
+    Target,
+    TreeGrowing,
+)
+from outrider.core.rng import CounterRNG, PredrawnRNG, Purpose
 from outrider.core.tree import Tree
+
+Growth = Callable[[Tensor, CounterRNG], Draft]  # the room of each row [B], random numbers -> the draft
 
 
 class _ModelDrafter:
@@ -64,6 +76,32 @@ class _ModelDrafter:
         room = upload(room, rng.device)
         self._open = room >= 0
         return room
+
+    def _recorded(
+        self, room: Tensor, rng: CounterRNG, scratch: int, settings: tuple[object, ...], depth: int, grow: Growth
+    ) -> Draft | None:
+        """The draft that `grow` makes of the room [B], at most `depth`, and of random numbers, from one recording of
+        all its passes; None where the model makes none."""
+        model = self.model
+        if (
+            rng.device.type == "cpu"
+            or depth < 1
+            or type(rng) is not CounterRNG
+            or not isinstance(model, RecordingModel)
+        ):
+            return None
+        spent = self.bytes_read
+        left = constant(tuple(min(count, depth) for count in room.tolist()), rng.device)
+
+        def work(given: Sequence[Tensor | None]) -> Draft:
+            assert given[0] is not None
+            return grow(given[0], PredrawnRNG(given[1], len(room), rng.device))
+
+        draft = model.record((type(self).__name__, *settings, depth), scratch, (left, rng.tables()), work)
+        if draft is not None:
+            self.bytes_read = spent + model.weight_bytes * depth
+            self._open = constant(tuple(int(count >= 0) for count in room.tolist()), rng.device)
+        return draft
 
 
 class DraftModel(_ModelDrafter):
@@ -100,11 +138,22 @@ class DraftModel(_ModelDrafter):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         max_length = min(self.policy.max_length, int(room.max()))
-        wanted = torch.minimum(self.policy.start(), self._start(room, rng))
-        draft = Draft.empty(len(room), rng.device)
         rng.reserve(max_length)
+        if type(self.policy) is Fixed and self._state_policy is None:
+            growth = partial(self._grown, max_length)
+            if (draft := self._recorded(room, rng, max_length, (), max_length, growth)) is not None:
+                self._drafted = constant((max_length,) * len(room), rng.device)
+                return draft
+        wanted = torch.minimum(self.policy.start(), self._start(room, rng))
         if (chain := self._draw_chain(max_length, rng)) is not None:
             return chain
+        draft = self._grown(max_length, wanted, rng)
+        self._drafted = draft.live.sum(1)
+        return draft
+
+    def _grown(self, max_length: int, wanted: Tensor, rng: CounterRNG) -> Draft:
+        """A chain of at most `wanted` [B] tokens, drawn one by one."""
+        draft = Draft.empty(len(wanted), rng.device)
         tokens: list[Tensor] = []
         distributions: list[Distribution] = []
         live: list[Tensor] = []
@@ -122,7 +171,6 @@ class DraftModel(_ModelDrafter):
             distributions.append(distribution)
             live.append(going)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), torch.stack(live, 1))
-        self._drafted = draft.live.sum(1)
         return Draft.drawn(draft.tokens, concatenated(distributions), draft.live) if distributions else draft
 
     def _more(self, scores: Scores, row: Tensor, distribution: Distribution, depth: int) -> Tensor:
@@ -344,18 +392,27 @@ class DynamicTree(_ModelDrafter):
         super().begin(prefill, prompts, sampling.unscaled)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        depth = min(self.depth, max(int(room.max()), 0))
+        settings, scratch = (self.nodes, self.width, self._floor), self.width * max(depth - 1, 0)
+        growth = partial(self._grown, depth)
+        if (draft := self._recorded(room, rng, scratch, settings, depth, growth)) is not None:
+            return draft
         left = self._start(room, rng)
         if rng.device.type == "cpu" and (tries := self._row_by_row(room.tolist())) is not None:
             return to_draft(tries, rng.device)
+        return self._grown(depth, left, rng)
+
+    def _grown(self, depth: int, left: Tensor, rng: CounterRNG) -> Draft:
+        """The tree of at most `depth` levels, and of `left` [B] in each row, grown with tensors."""
         committed = self.model.mark()
-        rows, width = len(room), self.width
+        rows, width = len(left), self.width
         grown = Draft.empty(rows, rng.device)  # the expanded nodes, the only ones that the model reads
         value = torch.zeros(rows, 1, dtype=torch.float64, device=rng.device)
         origin = torch.full((rows, 1), -1, device=rng.device)  # expanded node -> its index among the candidates
         tokens: list[Tensor] = []
         parents: list[Tensor] = []
         values: list[Tensor] = []
-        for level in range(min(self.depth, max(int(room.max()), 0))):
+        for level in range(depth):
             since = None if not level else grown.size - width
             ids, probs = self.score(grown, since).distributions().top(width)  # [B, expanded, width]
             total = (value[..., None] + probs.double().log()).flatten(1)

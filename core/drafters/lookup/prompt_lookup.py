@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import upload_all
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, OnHost, Verdict
 from outrider.core.drafters.per_row import IndependentRows
@@ -125,12 +125,15 @@ class PromptLookup(IndependentRows):
 def chain_draft(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
     """A draft of one chain of fixed guesses per row, of any lengths."""
     size = max(map(len, rows), default=0)
-    padded = [[*row, *[0] * (size - len(row)), len(row)] for row in rows]
-    table = upload(padded, device, torch.long)  # [B, size + 1], the length in the last column
-    live = torch.arange(size, device=device) < table[:, -1:]
+    if device.type != "cpu" and size:  # a power of two, so that few shapes are recorded
+        size = 1 << (size - 1).bit_length()
+    padded = [[*row, *[0] * (size - len(row))] for row in rows]
     chains, there = (
         [list(range(-1, size - 1))] * len(rows),
         [[place < len(row) for place in range(size)] for row in rows],
     )
-    host = OnHost.guesses([row[:-1] for row in padded], chains, there, tokens := table[:, :-1])
+    shape = len(rows), size
+    parts = torch.tensor(padded, dtype=torch.long).view(shape), torch.tensor(there, dtype=torch.bool).view(shape)
+    tokens, live = upload_all(parts, device)
+    host = OnHost.guesses(padded, chains, there, tokens)
     return Draft.guess(tokens, Tree.chain(size, device), live, host=host)

@@ -150,7 +150,7 @@ class TokenRecycling(IndependentRows, TrieDrafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = min(draft.size + 1, _MAX_RECYCLED)
         values, ids = largest(scores.leading(count), min(self.successors, scores.vocabulary))
-        parts = (ids, values.float(), draft.tokens, draft.live, verdict.path)
+        parts = (ids, values, draft.tokens, draft.live, verdict.path)
         best, logits, tokens, live, paths = (part.tolist() for part in fetch(*parts))
         for row, emitted in enumerate(verdict.rows(draft)):
             if self._last[row] == _NO_TOKEN:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import upload_all
 from outrider.core.draft import Draft, OnHost
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
@@ -107,13 +107,14 @@ def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
         shapes.append((*trie.parents, *range(count - 1, size - 1)))  # each padding node is below the one before it
         beliefs.append([*(min(weight, 1.0) for weight in trie.weights), *[0.0] * padding])
         live.append([True] * count + [False] * padding)
-    if len({*shapes}) == 1:
+    parts = [torch.tensor(tokens), torch.tensor(beliefs, dtype=torch.float64), torch.tensor(live), torch.tensor(shapes)]
+    ids, belief, there, above = upload_all(parts, device)
+    one_shape, chain = len({*shapes}) == 1, tuple(range(-1, size - 1))
+    if one_shape and (device.type == "cpu" or shapes[0] == chain):  # other parents are inputs of recordings
         tree = Tree.of(shapes[0], device)
     else:
         depth = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
         width = max(max(Counter(parents).values()) for parents in shapes)
-        tree = Tree(upload(shapes, device, torch.long), depth, width)
-    belief = upload(beliefs, device, torch.float64)
-    ids = upload(tokens, device, torch.long)
+        tree = Tree(above, depth, width)
     host = OnHost.guesses(tokens, [list(parents) for parents in shapes], live, ids)
-    return Draft.guess(ids, tree, upload(live, device), belief, host)
+    return Draft.guess(ids, tree, there, belief, host)

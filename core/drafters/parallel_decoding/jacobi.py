@@ -8,20 +8,21 @@ noise fixed per position (both arXiv 2510.24211). All are exact. Ours supports r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
-from outrider.core.distribution import Distribution, Sampling, residual
+from outrider.core.device import side_number, upload
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.topk import argmax
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
-from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rng import CounterRNG, PredrawnRNG, Purpose
 from outrider.core.rules import native_walk
 from outrider.core.tree import Tree
 
@@ -91,8 +92,7 @@ class Jacobi(WeightFree):
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         rng.reserve(self.window + 1)
         size = max(min(self.window, int(room.max())), 0)
-        slots = torch.arange(size, device=rng.device)
-        live = slots < upload(room, rng.device)[:, None]
+        live = constant_mask(tuple(max(min(size, left), 0) for left in room.tolist()), size, rng.device)
         tree = Tree.chain(size, rng.device)
         if self._draft is None:
             last = upload(self._last, rng.device)
@@ -104,6 +104,42 @@ class Jacobi(WeightFree):
         return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        logits, recordings, sampling = scores.whole, scores.recordings, scores.sampling
+        if recordings is None or logits is None or self._spatial or self.renew == "gumbel" or sampling.remembers:
+            self._draft = self._renewed(draft, scores, verdict, rng)
+            return
+        drawn = draft.distributions
+
+        def work(inputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+            logits, tokens, live, source, probs, support, accepted, token, tables = inputs
+            assert logits is not None and tokens is not None and live is not None
+            assert accepted is not None and token is not None
+            old = None if probs is None else Distribution(probs, support, scores.vocabulary)
+            before = Draft(tokens, draft.tree, live, distributions=old, source=source, mixed=draft.mixed)
+            pipeline = LogitsPipeline(sampling, [], scores.vocabulary, logits.device)
+            again = Scores(before, pipeline, accepted, logits)
+            predrawn = PredrawnRNG(tables, len(tokens), logits.device)
+            new = self._renewed(before, again, replace(verdict, accepted=accepted, token=token), predrawn)
+            laws = new.distributions
+            return new.tokens, new.live, new.source, *((laws.probs, laws.tokens) if laws is not None else (None, None))
+
+        key = ("jacobi", self.window, self.renew, self.filler, self.pad, sampling, draft.size, draft.mixed)
+        parts = (None, None) if drawn is None else (drawn.probs, drawn.tokens)
+        numbers = None if self.renew == "greedy" and self.filler != "random" else rng.tables()
+        inputs = (logits, draft.tokens, draft.live, draft.source, *parts, verdict.accepted, verdict.token, numbers)
+        tokens, live, source, probs, support = recordings.record_work(key, inputs, work)
+        laws = None if probs is None else Distribution(probs, support, scores.vocabulary)
+        self._draft = Draft(
+            tokens,
+            Tree.chain(self.window, tokens.device),
+            live,
+            distributions=laws,
+            source=source,
+            mixed=laws is not None,
+        )
+
+    def _renewed(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> Draft:
+        """The next window."""
         rows, device = draft.rows, draft.tokens.device
         slots = torch.arange(self.window, device=device).expand(rows, -1)
         after = verdict.accepted[:, None] + 1 + slots  # score row for each slot of the next window
@@ -114,8 +150,7 @@ class Jacobi(WeightFree):
         if self.renew == "greedy":
             likeliest = distributions.name(argmax(distributions.probs))
             tokens = self._filled(known, likeliest, verdict.token, scores.vocabulary, rng)
-            self._draft = Draft.guess(tokens, Tree.chain(self.window, device), known)
-            return
+            return Draft.guess(tokens, Tree.chain(self.window, device), known)
         if self.renew == "gumbel":
             tokens = rng.gumbel_argmax(distributions, scores.position(after.clamp(max=draft.size)), known)
         elif self.renew == "couple" and draft.distributions is not None and draft.size:
@@ -126,7 +161,7 @@ class Jacobi(WeightFree):
                 tokens = reference(rng)
         else:
             tokens = rng.sample(distributions, slots, Purpose.REDRAW, known)
-        self._draft = Draft(
+        return Draft(
             self._filled(known, tokens, verdict.token, scores.vocabulary, rng),
             Tree.chain(self.window, device),
             known,
@@ -171,6 +206,18 @@ class Jacobi(WeightFree):
 
     def end(self) -> None:
         self._draft = None
+
+
+def constant_mask(counts: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """[B, size] bool: the first count of each row. On a device made once for the same numbers."""
+    return _mask(counts, size, device, side_number())
+
+
+@lru_cache(maxsize=1024)
+def _mask(counts: tuple[int, ...], size: int, device: torch.device, side: int) -> Tensor:
+    return upload([[slot < count for slot in range(size)] for count in counts], device, torch.bool).view(
+        len(counts), size
+    )
 
 
 def _slots_of(mask: Tensor) -> Tensor:

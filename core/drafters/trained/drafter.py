@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -73,15 +73,24 @@ class ParallelTree(TopKTree):
         self.nodes, self.min_probability = nodes, min_probability
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        left = self._start(room, rng)
         levels = self.levels(room, rng)
         if not levels:
+            self._start(room, rng)
             return Draft.empty(len(room), rng.device)
+        shape, read = self.parents[: levels[-1][1]], self.bytes_read
+        growth = partial(self._grown, shape)
+        draft = self._recorded(room, rng, 0, (shape, self.nodes), len(levels), growth)
+        if draft is None:
+            draft = self._grown(shape, self._start(room, rng), rng)
+        self.bytes_read = read + self.model.weight_bytes
+        return draft
+
+    def _grown(self, shape: Sequence[int], left: Tensor, rng: CounterRNG) -> Draft:
+        """The draft in this shape for `left` [B] tokens in each row."""
         runner: Any = self.model
-        self.bytes_read += runner.weight_bytes
-        tree = Tree.of(self.parents[: levels[-1][1]], rng.device)
+        tree = Tree.of(tuple(shape), rng.device)
         ids, probs = runner.future_distributions().top(tree.width)  # [B, K, W]
-        place = (tree.depths * tree.width + tree.ranks).expand(len(room), -1)
+        place = (tree.depths * tree.width + tree.ranks).expand(len(left), -1)
         tokens, single = ids.flatten(1).gather(1, place), probs.flatten(1).gather(1, place)
         fits = (tree.depths < left[:, None]) & (tokens >= 0)
         live = (fits[:, None] | ~tree.ancestors).all(-1)
@@ -90,9 +99,9 @@ class ParallelTree(TopKTree):
         live = live & (value.exp() >= self.min_probability)  # a node's value is at most its parent's
         if self.nodes is None or self.nodes >= tree.size:
             return Draft.guess(tokens.clamp(min=0), tree, live, value.exp())
-        parents = tree.parents.expand(len(room), -1)
-        kept, shape = rerank(torch.where(live, value, -torch.inf), parents, self.nodes)
-        best = Tree(shape, tree.depth, tree.width)
+        parents = tree.parents.expand(len(left), -1)
+        kept, above = rerank(torch.where(live, value, -torch.inf), parents, self.nodes)
+        best = Tree(above, tree.depth, tree.width)
         return Draft.guess(tokens.gather(1, kept).clamp(min=0), best, live.gather(1, kept), value.gather(1, kept).exp())
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.native.draft_tree import Grown
@@ -201,6 +202,28 @@ class HeadRunner:
         return Scores(draft, self._pipeline, self.cache.rows.committed, of_rows, hidden, first)
 
     @torch.no_grad()
+    def record(
+        self,
+        key: tuple[object, ...],
+        scratch: int,
+        given: Sequence[Tensor | None],
+        grow: Callable[[Sequence[Tensor | None]], Draft],
+    ) -> Draft | None:
+        """As outrider.core.protocol.RecordingModel."""
+        pool, cache, sampling = self._graph_pool, self.cache, self._pipeline.sampling
+        if pool is None or cache.device.type == "cpu" or sampling.remembers or type(self) is not HeadRunner:
+            return None
+        bound = max(cache.rows.host) + cache.rows.pending.shape[1] + scratch + (self.draft_head.depth or 0) + 66
+        tables = self.angles.tables(bound, self.dtype, self.device)
+
+        def take(state: Sequence[Tensor | None]) -> None:
+            assert state[0] is not None
+            self._pending = state[0]
+
+        key, state = (*key, sampling, tables[0].data_ptr()), (self._pending,)
+        return grown(pool, cache, key, scratch, given, grow, state=state, take=take, owner=self, references=tables)
+
+    @torch.no_grad()
     def grow_tree(self, row: int, depth: int, width: int, floor: float) -> Grown | None:
         """As outrider.core.protocol.TreeGrowing, after reading the row's pending tokens in the same call."""
         tree, cache, sampling = self._native_tree, self.cache, self._pipeline.sampling
@@ -233,12 +256,29 @@ class HeadRunner:
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         """The committed tokens become pending, with the target's hidden states; draft nodes are dropped."""
-        before, features = self.cache.rows, self._features()
         self.cache.scored = min(self.cache.scored, 0)
+        if (pending := self._followed(draft, verdict, count)) is not None:
+            self._pending = pending
+            return
+        before, features = self.cache.rows, self._features()
         self._pipeline.commit(self.cache.keep(draft, verdict, count), verdict.known(count))
-        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp(min=0)  # after which each token was emitted
-        fresh = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
-        self._pending = carried(before, self.cache.rows, torch.cat([self._pending, fresh], 1))
+        self._pending = carried(
+            before, self.cache.rows, torch.cat([self._pending, _emitting(features, verdict.path)], 1)
+        )
+
+    def _followed(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor | None:
+        """The features of the tokens that are pending after the verdict, and the cache's update, from a recording."""
+        if self._graph_pool is None or self._pipeline.sampling.remembers or type(self) is not HeadRunner:
+            return None
+        taps = [self._hidden[tap] for tap in self.draft_head.taps]
+
+        def work(before: Rows, after: Rows, path: Tensor, more: Sequence[Tensor | None]) -> tuple[Tensor]:
+            pending, *states = [each for each in more if each is not None]
+            features = (states[0] if len(states) == 1 else torch.cat(states, -1)).to(self.dtype)
+            return (carried(before, after, torch.cat([pending, _emitting(features, path)], 1)),)
+
+        made = followed(self._graph_pool, self.cache, draft, verdict, count, more=(self._pending, *taps), work=work)
+        return None if made is None else made[0]
 
     def mark(self) -> object:
         return self.cache.mark()
@@ -252,6 +292,12 @@ class HeadRunner:
         self.cache.end()
         self._states = self._pending = torch.zeros(0)
         self._hidden = {}
+
+
+def _emitting(features: Tensor, path: Tensor) -> Tensor:
+    """The features [B, R, F] of the rows after which each token was emitted, along the accepted path [B, D]."""
+    rows = torch.nn.functional.pad(path + 1, (1, 0)).clamp(min=0)
+    return features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
 
 
 def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ distributions and rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,7 @@ class Cache:
         self.with_keys = False  # whether layouts say which position each slot has, for attention windows
         self.long = False  # whether its keys have LongRoPE's long factors
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
+        self._fixed_columns: int | None = None  # while a recording is made that holds for many lengths
 
     def begin(self, prompts: Prompts) -> None:
         """Start with these prompts, all pending."""
@@ -193,17 +195,26 @@ class Cache:
         total = wait + size
         self.reserve(gap + total)
         rows = self.rows
-        columns = self._columns(max(rows.host) + gap + total)
+        columns = self.columns(max(rows.host) + gap + total)
+        if not rows.uniform:
+            return self.device_plan(rows, draft, columns, skip, gap)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
         scratch_positions = sequence_positions(rows, draft)
         positions = scratch_positions[:, skip:]
-        if rows.uniform:
-            first, start = rows.host[0], rows.host[0] + gap
-            keys = self._key_positions(scratch_positions, start + total, gap) if self.with_keys else None
-            if draft.tree.is_chain and total - skip == 1 and not gap:
-                return ids, PassLayout(positions, start + total, None, start + skip, None, keys)
-            mask = full_mask(first, gap, scratch_mask(rows, draft)[:, skip:])
-            return ids, PassLayout(positions, start + total, mask, start + skip, None, keys)
+        first, start = rows.host[0], rows.host[0] + gap
+        keys = self._key_positions(rows, scratch_positions, start + total, gap) if self.with_keys else None
+        if draft.tree.is_chain and total - skip == 1 and not gap:
+            return ids, PassLayout(positions, start + total, None, start + skip, None, keys)
+        mask = full_mask(first, gap, scratch_mask(rows, draft)[:, skip:])
+        return ids, PassLayout(positions, start + total, mask, start + skip, None, keys)
+
+    def device_plan(
+        self, rows: Rows, draft: Draft, columns: int, skip: int = 0, gap: int = 0
+    ) -> tuple[Tensor, PassLayout]:
+        """`plan` with the rows' lengths read on the device only: a recording of it holds for other lengths."""
+        total = rows.pending.shape[1] + draft.size
+        ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
+        scratch_positions = sequence_positions(rows, draft)
         scratch = scratch_mask(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
         offset = (column - rows.entries[:, None])[:, None]  # [B, 1, C] from the end of the entries
@@ -211,14 +222,15 @@ class Cache:
         inside = (place >= 0) & (place < total)
         visible = scratch.gather(2, place.clamp(0, total - 1).expand(-1, scratch.shape[1], -1))
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
-        keys = self._key_positions(scratch_positions, columns, gap) if self.with_keys else None
+        keys = self._key_positions(rows, scratch_positions, columns, gap) if self.with_keys else None
+        positions = scratch_positions[:, skip:]
         return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots, keys)
 
-    def _key_positions(self, scratch: Tensor, columns: int, gap: int) -> Tensor:
+    def _key_positions(self, rows: Rows, scratch: Tensor, columns: int, gap: int) -> Tensor:
         """[B, columns] the position of the token in each slot: an entry's is its slot, the scratch's are given [B, T]
         (from `gap` on)."""
         column = torch.arange(columns, device=self.device)
-        place = column - self.rows.entries[:, None] - gap
+        place = column - rows.entries[:, None] - gap
         inside = (place >= 0) & (place < scratch.shape[1])
         positions = scratch.expand(len(place), -1).gather(1, place.clamp(0, scratch.shape[1] - 1))
         return torch.where(inside, positions, column)
@@ -226,15 +238,22 @@ class Cache:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Commit the first `count` [B] emitted tokens of each row; returns them [B, D + 1], padded with -1."""
         rows, wait = self.rows, self.rows.pending.shape[1]
+        moves = self.moves(draft, verdict.path.shape[1])
         self.rows, tokens, kept = advance(rows, self.scored, draft, verdict, count, self.exact)
-        if self.scored > 0 and verdict.path.shape[1] and not (wait == 1 and draft.tree.is_chain):
+        if moves:
             self.reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than its scored part
-            move = self._move_where_needed if self.exact else self._move
-            move(rows, verdict.path, kept)
+            if self.exact:
+                self._move_where_needed(rows, verdict.path, kept)
+            else:
+                self.move(rows, verdict.path, kept)
         self.scored = -1
         return tokens
 
-    def _move(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
+    def moves(self, draft: Draft, depth: int) -> bool:
+        """Whether an accepted path of the scored draft may be in other slots than those of entries."""
+        return self.scored > 0 and depth > 0 and not (self.rows.pending.shape[1] == 1 and draft.tree.is_chain)
+
+    def move(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
         """Copy the kept nodes of the paths [B, D] to the slots after the entries and pending tokens, in all layers."""
         target = (rows.entries + rows.pending_count)[:, None] + torch.arange(kept.shape[1], device=self.device)
         source = (rows.entries + rows.pending.shape[1])[:, None] + path
@@ -242,7 +261,7 @@ class Cache:
         self.store[:, row, :, target] = self.store[:, row, :, torch.where(kept, source, target)]
 
     def _move_where_needed(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
-        """As `_move`, but computed on the host: most nodes are in the right slot already."""
+        """As `move`, but computed on the host: most nodes are in the right slot already."""
         wait, count = rows.pending.shape[1], rows.pending_count.tolist()
         moves = [
             (row, rows.host[row] + wait + node, rows.host[row] + count[row] + place)
@@ -254,6 +273,17 @@ class Cache:
             row, source, target = torch.tensor(moves).unbind(1)
             self.store[:, row, :, target] = self.store[:, row, :, source]
 
+    @contextmanager
+    def on_device(self, rows: Rows, columns: int) -> Iterator[None]:
+        """While open, the rows are these, whose lengths only the device knows, and passes read this many columns."""
+        before = self.rows, self.scored, self.scratch_owner
+        self.rows, self.scored, self._fixed_columns = rows, -1, columns
+        try:
+            yield
+        finally:
+            self.rows, self.scored, self.scratch_owner = before
+            self._fixed_columns = None
+
     def mark(self) -> Rows:
         return self.rows
 
@@ -263,9 +293,11 @@ class Cache:
         self.scored = min(self.scored, 0) if rows.entries is self.rows.entries else -1
         self.rows = rows
 
-    def _columns(self, needed: int) -> int:
+    def columns(self, needed: int) -> int:
         """Columns to read. On a GPU they are rounded up, so that there are few shapes, and fewer where passes are
         captured."""
+        if self._fixed_columns is not None:
+            return self._fixed_columns
         step = 64 if self.pool is None else 256 if needed <= 2048 else 1024
         return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
 

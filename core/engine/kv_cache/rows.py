@@ -36,6 +36,12 @@ class Rows:
         return self.entries + self.pending_count
 
 
+def device_rows(entries: Tensor, pending: Tensor, pending_count: Tensor) -> Rows:
+    """Rows of which only the device knows the lengths, as in a recording."""
+    unknown = (0,) * len(entries)
+    return Rows(entries, pending, pending_count, unknown, unknown, False)
+
+
 def unread_rows(prompts: Prompts, device: torch.device) -> Rows:
     """Rows with nothing read and the whole prompts pending."""
     lengths = [len(prompt) for prompt in prompts]
@@ -112,7 +118,7 @@ def advance(
         if verdict.outcome is None:
             host, host_pending = tuple(bound + wait + depth for bound in rows.host), (width,) * len(rows.host)
         else:
-            host, host_pending = _host_lengths(rows, scored, verdict.outcome)
+            host, host_pending = host_lengths(rows, scored, verdict.outcome)
     all_tokens = torch.cat([rows.pending, tokens], 1)
     index = grown[:, None] + torch.arange(width, device=device)
     index = torch.where(index < rows.pending_count[:, None], index, index + (wait - rows.pending_count)[:, None])
@@ -120,7 +126,7 @@ def advance(
     return Rows(entries, pending, left, host, host_pending, uniform, bounds), tokens, kept
 
 
-def _host_lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def host_lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The new entries and pending tokens of each row, computed on the host; upper bounds if the old ones were."""
     host, host_pending = list[int](), list[int]()
     for entries, pending, path, count in zip(rows.host, rows.host_pending, outcome.paths, outcome.counts, strict=True):

@@ -155,12 +155,17 @@ class Angles:
 
     def __call__(self, positions: Tensor, bound: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B|1, Q, 1, d] of positions [B|1, Q], all below `bound`."""
-        cos, sin = self._tables
-        if len(cos) < bound or cos.dtype != dtype or cos.device != positions.device:
-            count = max(2 * bound, min(self.config.context, 1024))
-            cos, sin = self._tables = rope_table(self.config, count, dtype, positions.device)
+        cos, sin = self.tables(bound, dtype, positions.device)
         index = positions.clamp(0, len(cos) - 1)
         return cos[index][:, :, None], sin[index][:, :, None]
+
+    def tables(self, bound: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The tables [positions, d], of `bound` positions or more."""
+        cos = self._tables[0]
+        if len(cos) < bound or cos.dtype != dtype or cos.device != device:
+            count = max(2 * bound, min(self.config.context, 1024))
+            self._tables = rope_table(self.config, count, dtype, device)
+        return self._tables
 
 
 class Attention(nn.Module):

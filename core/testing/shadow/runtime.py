@@ -141,6 +141,8 @@ class Graph:
 
     def record(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any, place: str) -> None:
         def kept(tensor: Tensor) -> Any:
+            if not tensor.numel():  # has no memory to free
+                return tensor
             return tensor if _pointer(tensor) in self._own else _Memory.of(tensor)
 
         given = {_pointer(tensor) for tensor in tensors_in((args, kwargs))}

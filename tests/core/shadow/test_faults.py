@@ -36,12 +36,12 @@ def lengths_as_bounds(patch: Patch) -> None:
 
 def a_graph_for_every_tree(patch: Patch) -> None:
     """Verdicts are recorded for each shape of tree that the host makes."""
-    run = GraphPool.run
+    lend = GraphPool.lend
 
-    def by_shape(self: GraphPool, key: Any, inputs: Any, *rest: Any) -> Any:
-        return run(self, (*key, str(inputs[4]) if key[0] == "verdict" else ""), inputs, *rest)
+    def by_shape(self: GraphPool, key: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        return lend(self, (*key, str(inputs[6]) if "round" in key else ""), inputs, *rest, **more)
 
-    patch.setattr(GraphPool, "run", by_shape)
+    patch.setattr(GraphPool, "lend", by_shape)
 
 
 def one_failure_ends_all(patch: Patch) -> None:

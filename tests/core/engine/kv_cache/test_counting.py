@@ -74,7 +74,7 @@ def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
     path = torch.tensor([sorted(rng.sample(range(size), depth)) for _ in range(batch)])
     kept = torch.arange(depth) < torch.tensor([[rng.randint(0, depth)] for _ in range(batch)])
     stores = []
-    for move in ("_move", "_move_where_needed"):
+    for move in ("move", "_move_where_needed"):
         one = cache.Cache((2, 2, 4), torch.float32, torch.device("cpu"))
         slots = max(rows.host) + rows.pending.shape[1] + size + depth
         one.store = torch.arange(2 * batch * 2 * slots * 4, dtype=torch.float32).view(2, batch, 2, slots, 4).clone()

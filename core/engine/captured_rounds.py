@@ -1,0 +1,146 @@
+"""A round in two CUDA graphs: one lays the pass out, computes it and the logits, decides by the rule and packs what the
+host reads; one, after the host has cut the output, moves the accepted path into the cache.
+
+The rows' lengths are read on the device, so a recording holds for every length within a bucket of cache columns. What a
+recording gives is lent, not copied: it holds until the target's next pass. Independent of how drafts are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from outrider.core.device import packed
+from outrider.core.distribution import LogitsPipeline, Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.captured_rules import CapturedRule, RecordedDraft, recordable, scores_of
+from outrider.core.engine.cuda_graphs import Inputs
+from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.rows import Rows, advance, device_rows, host_lengths
+from outrider.core.engine.self_draft_views import at_nodes, position_bound
+from outrider.core.protocol import Judged, Rule, Scores
+from outrider.core.rng import CounterRNG
+from outrider.core.step_recorder import fetched_parts
+
+if TYPE_CHECKING:
+    from outrider.core.engine.captured_passes import Graphs
+
+_MAX_LOGITS = 1 << 24  # of a round, whose memory each recording keeps
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedRound:
+    """What `keep` needs of a judged draft: the recording's buffers, and how the host names them."""
+
+    draft: Draft
+    judged: Judged
+    key: tuple[object, ...]  # of the recording
+    rows: Rows  # in the recording's buffers
+    recorded: Draft
+    verdict: Verdict  # with the recording's depth
+
+
+class Judge:
+    """The recorded rounds of one decoder."""
+
+    def __init__(self, graphs: Graphs, cache: Cache) -> None:
+        self.graphs, self.cache = graphs, cache
+        self._last: JudgedRound | None = None
+
+    def judge(
+        self,
+        draft: Draft,
+        rule: Rule,
+        rng: CounterRNG,
+        pipeline: LogitsPipeline,
+        taps: frozenset[str],
+        *,
+        nodes: bool,
+    ) -> Judged | None:
+        """The scores and the verdict; None if they are not recorded together."""
+        cache, graphs, sampling = self.cache, self.graphs, pipeline.sampling
+        self._last = None
+        plain = rule.rule if isinstance(rule, CapturedRule) else rule
+        known = type(pipeline) is LogitsPipeline and draft.embeddings is None and draft.carry is None
+        total = cache.rows.pending.shape[1] + draft.size
+        few = draft.rows * total * pipeline.vocabulary <= _MAX_LOGITS
+        if cache.device.type == "cpu" or not known or not few or not recordable(plain, sampling, rng, draft):
+            return None
+        cache.reserve(total + cache.rows.pending.shape[1])
+        graphs.network.ensure_positions(position_bound(cache, draft), cache.long)
+        drafted = RecordedDraft.of(draft, plain, sampling, rng, pipeline.vocabulary)
+        store, columns = cache.store, cache.columns(max(cache.rows.host) + total)
+        with graphs.pool.lock:
+            angles = graphs.network.angles
+            where = store.data_ptr(), *store.shape, columns, angles[0].data_ptr()
+            key = (*where, "round", plain, sampling, nodes, *sorted(taps), *drafted.key)
+            inputs = cache.rows.entries, cache.rows.pending, cache.rows.pending_count, *drafted.inputs
+            work = partial(self._judged, store, columns, plain, sampling, taps, nodes, drafted)
+            lent = graphs.pool.lend(key, inputs, work, angles)
+        logits, hidden, lengths, parts, fetched, flat = lent.out
+        cache.scored, cache.scratch_owner = draft.size, self
+        scores = Scores(draft, pipeline, lengths, logits, hidden)
+        scores.recordings = graphs.pool
+        judged = Judged(scores, Verdict.of((parts[0][:, : draft.tree.depth], *parts[1:])), fetched, flat)
+        if lent.replayed:
+            recorded, _ = drafted.made(lent.inputs[3:])
+            self._last = JudgedRound(draft, judged, lent.key, _rows(lent.inputs), recorded, Verdict.of(parts))
+        return judged
+
+    def _judged(
+        self,
+        store: Tensor,
+        columns: int,
+        rule: Rule,
+        sampling: Sampling,
+        taps: frozenset[str],
+        nodes: bool,
+        drafted: RecordedDraft,
+        inputs: Inputs,
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
+        """The recorded work -> logits, states at the taps, lengths, the verdict's parts, and what the host reads."""
+        rows, (draft, rng) = _rows(inputs), drafted.made(inputs[3:])
+        ids, layout = self.cache.device_plan(rows, draft, columns)
+        passed = ids, layout.positions, layout.mask, layout.slots, layout.keys
+        states, _, hidden = self.graphs.compute(store, columns, taps, False, passed)
+        logits = self.graphs.network.logits(at_nodes(states, rows, draft, 0, None))
+        hidden = {tap: at_nodes(tapped, rows, draft, 0, None) for tap, tapped in hidden.items()}
+        verdict = rule(draft, scores_of(draft, sampling, logits), rng)
+        fetched = tuple(fetched_parts(draft, verdict, nodes))
+        return logits, hidden, rows.committed, verdict.parts, fetched, packed(fetched)
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> bool:
+        """`Cache.keep` of the draft that was judged last, from a recording; False if there is none."""
+        last, self._last, cache = self._last, None, self.cache
+        if last is None or draft is not last.draft or verdict.token is not last.judged.verdict.token:
+            return False
+        if verdict.outcome is None or cache.scored != draft.size or cache.scratch_owner is not self:
+            return False
+        before = cache.rows
+        work = partial(self._kept, last)
+        key = cache.store.data_ptr(), "keep", last.key
+        lent = self.graphs.pool.lend(key, (count,), work, last, still=0)  # a move may be made once only
+        entries, pending, left = lent.out
+        host, host_pending = host_lengths(before, cache.scored, verdict.outcome)
+        cache.rows = Rows(entries, pending, left, host, host_pending, False, before.bounds)
+        cache.scored = -1
+        return True
+
+    def _kept(self, last: JudgedRound, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        (count,) = inputs
+        assert count is not None
+        size = last.recorded.size
+        after, _, kept = advance(last.rows, size, last.recorded, last.verdict, count, False)
+        if size and not (last.rows.pending.shape[1] == 1 and last.recorded.tree.is_chain):
+            self.cache.move(last.rows, last.verdict.path, kept)
+        return after.entries, after.pending, after.pending_count
+
+
+def _rows(inputs: Sequence[Tensor | None]) -> Rows:
+    """Rows of which only the device knows the lengths."""
+    entries, pending, count = inputs[:3]
+    assert entries is not None and pending is not None and count is not None
+    return device_rows(entries, pending, count)

@@ -1,0 +1,43 @@
+"""Launches a round, counted on the shadow device with graphs, are those of tests/launches-per-round.json: the most of
+any round that records nothing, greedy or sampled, replays and uploads included. Waits are one, but for drafters that
+learn on the host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.core.engine.transformer import Decoder
+from outrider.core.methods import DRAFTERS, make_rule
+from outrider.core.testing.conformance import trial_drafter
+from outrider.core.testing.shadow.device import shadow_device
+from outrider.core.testing.shadow.ledger import RoundCost, round_costs
+from tests.core.shadow.cases import PROMPTS, SAMPLINGS, WAITS, network
+
+PINNED: dict[str, int] = json.loads((Path(__file__).parents[2] / "launches-per-round.json").read_text())
+OPTIONS = {"eagle3, 63 nodes": {"nodes": 63}, "draft-model, 5 tokens": {"length": 5}}
+
+
+def costs(case: str, sampling: str) -> list[RoundCost]:
+    """Those of the rounds that recorded nothing."""
+    name = case.split(",")[0]
+    with shadow_device() as gpu:
+        target, drafter = Decoder(network("cuda")), None
+        if name != "plain":
+            method = DRAFTERS[name]
+            options = OPTIONS.get(case, method.test_options[0] if name == "ensemble" else {})
+            damping = 1e-6 if method.draft_head else 0.3
+            drafter = trial_drafter(method, options, lambda: Decoder(network("cuda", damping)))
+        rounds = round_costs(gpu, target, drafter, make_rule(), PROMPTS[:1], sampling=SAMPLINGS[sampling], rounds=14)
+    return [cost for cost in rounds if not cost.captures]
+
+
+@pytest.mark.parametrize("case", PINNED)
+def test_launches_are_those_pinned(case: str) -> None:
+    found = [cost for sampling in SAMPLINGS for cost in costs(case, sampling)]
+    most = max(found, key=lambda cost: cost.total)
+    assert most.total == PINNED[case], most
+    assert max(cost.waits for cost in found) <= WAITS.get(case.split(",")[0], 1)
+    assert max(cost.replays.total() for cost in found) <= 4
