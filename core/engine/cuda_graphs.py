@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from outrider.core.engine.packed import carved, cloned, copy_all, tensors_in
+from outrider.core.packed import carved, cloned, copy_all, tensors_in
 
 _MAX_CAPTURES = 96  # per pool; the least recently used one is evicted
 _MAX_FREE_STORES = 2  # unused KV stores kept per pool

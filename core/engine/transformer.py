@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.captured_growth import followed, grown
 from outrider.core.engine.captured_rounds import Judge
 from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.int8 import slot_size
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.layer_subset import similarity

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.native.draft_tree import Grown
 from outrider.core.engine.self_draft_views import position_bound
