@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from outrider.core.constraint import Constraint, PathMasks, masked
 from outrider.core.errors import InvalidOption
-from outrider.core.kernels import gpu
 from outrider.core.kernels.topk import argmax, largest
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]  # (token ids [1, L], logits [1, V]) -> logits [1, V]
@@ -364,12 +363,8 @@ def entropy_temperature(logits: Tensor) -> Tensor:
     return 2.5 * torch.exp(-entropy / 3) + 0.6
 
 
-def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor | None]:
-    """The fewest tokens that hold top_p of the mass; sorts only as many as that takes, on a GPU with Triton none."""
-    if tokens is None and gpu.usable(probs.device, probs.dtype):  # pragma: CUDA
-        from outrider.core.kernels.gpu.functions import top_p as cut
-
-        return cut(probs.flatten(0, -2), top_p).view(probs.shape), None
+def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """The fewest tokens that hold top_p of the mass; sorts only as many as that takes."""
     if tokens is None:
         count = _TOP_P_START if probs.device.type == "cpu" else probs.shape[-1]
         while True:

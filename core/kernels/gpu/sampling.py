@@ -1,5 +1,8 @@
 """Top-k and top-p of whole vocabularies without sorting them: a search for the least value that is kept, two bits of
-its binary form at a time."""
+its binary form at a time.
+
+One program reads a row 18 times: on an H200 one row or sixteen of 128,256 take 0.5 ms, where torch sorts one in 0.07 ms
+and sixteen in 0.46 ms. Sampling therefore uses torch."""
 
 from __future__ import annotations
 

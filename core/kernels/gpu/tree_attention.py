@@ -102,7 +102,7 @@ def tree_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["count", "columns", "tree", "mask_row", "mask_query"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "kv", "columns", "tree", "mask_row", "mask_query"])  # type: ignore[untyped-decorator]
 def _tree_attention(  # type: ignore[no-untyped-def]
     qkv, store, out, mask, entries, parts, done, count, kv, columns, tree, scale,
     store_row, store_head, store_slot, mask_row, mask_query, mask_slot,
