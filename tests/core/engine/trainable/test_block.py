@@ -9,6 +9,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.network import random_network
+from outrider.core.engine.trainable import block as block_module
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, for_inference, weight_bytes
 from outrider.core.engine.transformer import Decoder
@@ -85,6 +86,27 @@ def test_gradients_reach_every_weight() -> None:
     block = Block(BIASED).double()
     block(torch.randn(2, 5, 16, dtype=torch.float64), causal(BIASED, 5)).sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.abs().sum() > 0) for weight in block.parameters())
+
+
+def test_fused_attention_trains_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = Block(BIASED).double(), torch.randn(2, 5, 16, dtype=torch.float64)
+    cos, sin = Angles(BIASED)(torch.arange(5)[None], 5, torch.float64)
+    found: list[list[torch.Tensor]] = []
+    calls: list[int] = []
+    kernel = block_module._causal
+
+    def counted(*given: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return kernel(*given)
+
+    monkeypatch.setattr(block_module, "_causal", counted)
+    for fused in (False, True):
+        monkeypatch.setattr(block_module, "_has_fused", lambda _, fused=fused: fused)
+        states = block(x, block_module.causal_mask(5, cos, sin))
+        found.append([states, *torch.autograd.grad(states.square().sum(), list(block.parameters()))])
+    assert len(calls) == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("tied", [True, False])
