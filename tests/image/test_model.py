@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,8 @@ def test_the_name_chooses_the_style_unless_given(im: ImageModel) -> None:
         knowing = ImageModel(im.network, im.prompt_encoder, im.codec, name="tiny", known=known)
         assert knowing.read("Red hearts") == im.read("Red hearts"), "another name"
         assert knowing.read("the Red heart") == im.read("red heart", style), "the only style that has it"
+        best = replace(known, preferred=(style,))
+        assert best.style("house", im.styles) == best.style("cat", im.styles) == style
 
 
 def test_known_names_are_read_back(tmp_path: Path) -> None:
