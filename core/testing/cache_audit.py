@@ -60,22 +60,25 @@ def paths(parents: Sequence[int]) -> list[Path]:
     return paths_down
 
 
-def random_draft(rng: random.Random, rows: int, vocabulary: int, max_nodes: int) -> tuple[Draft, list[list[int]]]:
+def random_draft(
+    rng: random.Random, rows: int, vocabulary: int, max_nodes: int, device: str = "cpu"
+) -> tuple[Draft, list[list[int]]]:
     """A draft of up to `max_nodes` nodes with random tokens: a chain or a tree, of one shape for all rows or one each;
     and each row's parents."""
     size = rng.randint(0, max_nodes)
     kind = rng.choice(["chain", "tree", "forest"])
     if kind == "chain":
         parents = [list(range(-1, size - 1))] * rows
-        tree = Tree.chain(size)
+        tree = Tree.chain(size, device)
     elif kind == "tree":
         parents = [[rng.randint(-1, node - 1) for node in range(size)]] * rows
-        tree = Tree.of(tuple(parents[0]))
+        tree = Tree.of(tuple(parents[0]), device)
     else:
         parents = [[rng.randint(-1, node - 1) for node in range(size)] for _ in range(rows)]
-        tree = Tree(torch.tensor(parents, dtype=torch.long).view(rows, size))
+        tree = Tree(torch.tensor(parents, dtype=torch.long).view(rows, size).to(device))
     tokens = torch.tensor([[rng.randrange(vocabulary) for _ in range(size)] for _ in range(rows)])
-    return Draft.guess(tokens.view(rows, size).long(), tree, torch.ones(rows, size, dtype=torch.bool)), parents
+    live = torch.ones(rows, size, dtype=torch.bool, device=device)
+    return Draft.guess(tokens.view(rows, size).long().to(device), tree, live), parents
 
 
 def random_verdict(
@@ -92,8 +95,9 @@ def random_verdict(
         counts.append(rng.choice([len(chosen) + 1, rng.randint(0, len(chosen) + 1)]))
     token = torch.tensor([rng.randrange(vocabulary) for _ in range(rows)])
     zeros = torch.zeros(rows, draft.size)
-    verdict = Verdict(path, torch.tensor(accepted), token, token < 0, zeros.bool(), zeros, zeros, zeros)
-    return verdict, torch.tensor(counts)
+    parts = path, torch.tensor(accepted), token, token < 0, zeros.bool(), zeros, zeros, zeros
+    device = draft.tokens.device
+    return Verdict.of([part.to(device) for part in parts]), torch.tensor(counts).to(device)
 
 
 def emitted(draft: Draft, verdict: Verdict, row: int, count: int) -> list[int]:
