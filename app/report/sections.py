@@ -26,7 +26,7 @@ _TREES = (
 )
 _MORE = (
     "sampled-tree,top-k-tree,dynamic-tree,triforce,qspec,predrafted,pearl,medusa,hydra,eagle3,eagle,eagle2,blockwise,"
-    "amphista,dflash,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc"
+    "amphista,dflash,dflash2,dfly,domino,p-eagle,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc"
 )
 _CODES = (
     "jacobi,prompt-lookup,anpd,lookahead,suffix,token-recycling,ensemble,adaptive,guarded,draft-model,sampled-tree,"

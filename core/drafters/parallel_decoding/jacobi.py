@@ -123,7 +123,7 @@ class Jacobi(WeightFree):
             laws = new.distributions
             return new.tokens, new.live, new.source, *((laws.probs, laws.tokens) if laws is not None else (None, None))
 
-        key = ("jacobi", self.window, self.renew, self.filler, self.pad, sampling, draft.size, draft.mixed)
+        key = ("window", self.window, self.renew, self.filler, self.pad, sampling, draft.size, draft.mixed)
         parts = (None, None) if drawn is None else (drawn.probs, drawn.tokens)
         numbers = None if self.renew == "greedy" and self.filler != "random" else rng.tables()
         inputs = (logits, draft.tokens, draft.live, draft.source, *parts, verdict.accepted, verdict.token, numbers)
