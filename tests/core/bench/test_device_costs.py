@@ -39,7 +39,7 @@ def test_rounds_are_counted_once_shapes_are_captured() -> None:
 
         running = steps("cuda", 40)
         launches, waits = round_costs(running, count)
-        assert waits == 1 and 10 < launches < 200
+        assert waits == 1 and 2 <= launches <= 10
         assert next(running).index == 14, "the generation is not run to its end"
         running.close()
         assert round_costs(steps("cuda", 5), count) == (0, 0)
