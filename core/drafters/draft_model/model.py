@@ -77,6 +77,12 @@ class _ModelDrafter:
         self._open = room >= 0
         return room
 
+    def _depth(self, most: int, room: Tensor, rng: CounterRNG) -> int:
+        """How many levels to draft. On a GPU all, if any row has room for one, so that the end of a text needs no
+        recordings of its own; in rows with less room the deeper nodes are dead."""
+        longest = max(int(room.max()), 0)
+        return most if longest and rng.device.type != "cpu" else min(most, longest)
+
     def _recorded(
         self, room: Tensor, rng: CounterRNG, scratch: int, settings: tuple[object, ...], depth: int, grow: Growth
     ) -> Draft | None:
@@ -137,7 +143,7 @@ class DraftModel(_ModelDrafter):
         self.policy.begin(len(prompts), self.model.device)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        max_length = min(self.policy.max_length, int(room.max()))
+        max_length = self._depth(self.policy.max_length, room, rng)
         rng.reserve(max_length)
         if type(self.policy) is Fixed and self._state_policy is None:
             growth = partial(self._grown, max_length)
@@ -252,7 +258,7 @@ class _Tree(_ModelDrafter):
 
     def levels(self, room: Tensor, rng: CounterRNG) -> list[tuple[int, int]]:
         """(first node, last node + 1) of each level that some row has room for."""
-        depth = min(len(self.starts) - 1, max(int(room.max()), 0))
+        depth = self._depth(len(self.starts) - 1, room, rng)
         return [(self.starts[level], self.starts[level + 1]) for level in range(depth)]
 
 
@@ -392,7 +398,7 @@ class DynamicTree(_ModelDrafter):
         super().begin(prefill, prompts, sampling.unscaled)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        depth = min(self.depth, max(int(room.max()), 0))
+        depth = self._depth(self.depth, room, rng)
         settings, scratch = (self.nodes, self.width, self._floor), self.width * max(depth - 1, 0)
         growth = partial(self._grown, depth)
         if (draft := self._recorded(room, rng, scratch, settings, depth, growth)) is not None:
