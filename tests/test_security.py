@@ -39,7 +39,7 @@ OPENERS = {
         *("core/assets/store.py", "modalities/text/tokenizer.py", "modalities/text/bench/peer_worker.py"),
         "core/engine/adapters/model_parts.py",  # from tensors
     },
-    "from_config": set(),
+    "from_config": {"core/assets/store.py"},  # without weights, of a configuration that may not name code
     "transformers.pipeline": set(),
     "DiffusionPipeline": set(),
     "load_state": {"core/training/optim.py"},  # accelerate's
@@ -236,7 +236,8 @@ def test_no_untrusted_code_runs() -> None:
                 assert argument(call, "trust_remote_code") is False, (
                     f"{path}: left out, transformers asks at the keyboard"
                 )
-                reads_no_weights = name.endswith(("AutoTokenizer.from_pretrained", "AutoProcessor.from_pretrained"))
+                weightless = ("AutoTokenizer", "AutoProcessor", "AutoConfig")
+                reads_no_weights = name.endswith(tuple(f"{kind}.from_pretrained" for kind in weightless))
                 assert reads_no_weights or argument(call, "use_safetensors") is True, path
             assert argument(call, "custom_pipeline") is None, path
             assert argument(call, "shell") in (None, False), path

@@ -390,7 +390,7 @@ def _check_size(folder: Path, kind: str) -> None:
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            model = (maker.from_config if hasattr(maker, "from_config") else maker._from_config)(config)
+            model = maker.from_config(config) if hasattr(maker, "from_config") else maker._from_config(config)
     except Exception:  # loading it says why
         return
     parameters = sum(tensor.numel() for tensor in model.parameters())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,20 @@ class ConditionedHeads(MedusaHeads):
     needs = frozenset({"last", "ahead"})
 
     def __init__(
-        self, target: Any, *, heads: int = 4, layers: int = 1, vocabulary: PrefixCache = 0, fade: float = 0.8
+        self,
+        target: Any,
+        *,
+        heads: int = 4,
+        layers: int = 1,
+        vocabulary: PrefixCache = 0,
+        fade: float = 0.8,
+        accuracy: Sequence[Sequence[float]] = (),
     ) -> None:
         if heads > LOOKAHEAD:
             raise InvalidOption(
                 f"heads is {heads}; it must be at most {LOOKAHEAD}, the positions the voice looks ahead"
             )
-        super().__init__(target, heads=heads, layers=layers, vocabulary=vocabulary, fade=fade)
+        super().__init__(target, heads=heads, layers=layers, vocabulary=vocabulary, fade=fade, accuracy=accuracy)
         self.config = {name: value for name, value in self.config.items() if name != "own"}
         self.about = Matrix(self.words.hidden_size, heads * self.words.hidden_size, zero=True)  # V_k of all heads
 

@@ -256,9 +256,9 @@ class _Tree(_ModelDrafter):
         self.parents = tuple(index[parents[node]] for node in order)
         self.starts = [sum(level < depth for level in levels) for depth in range(min(levels), max(levels) + 2)]
 
-    def levels(self, room: Tensor, rng: CounterRNG) -> list[tuple[int, int]]:
+    def levels(self, room: Tensor) -> list[tuple[int, int]]:
         """(first node, last node + 1) of each level that some row has room for."""
-        depth = self._depth(len(self.starts) - 1, room, rng)
+        depth = min(len(self.starts) - 1, max(int(room.max()), 0))
         return [(self.starts[level], self.starts[level + 1]) for level in range(depth)]
 
 
@@ -286,7 +286,7 @@ class SampledTree(_Tree):
         live = torch.zeros_like(tokens, dtype=torch.bool)
         distributions: list[Distribution] = []
         inner: list[int] = []  # the node each distribution follows
-        for level, (start, stop) in enumerate(self.levels(room, rng)):
+        for level, (start, stop) in enumerate(self.levels(room)):
             scores = self.score(draft, self.starts[level - 1] if level else None)
             parents = sorted({self.parents[node] for node in range(start, stop)})
             above = constant(tuple(parents), rng.device)
@@ -353,7 +353,7 @@ class TopKTree(_Tree):
         left = self._start(room, rng)
         draft = Draft.empty(len(room), rng.device)
         tokens, belief = draft.tokens, draft.tokens.double()
-        for level, (start, stop) in enumerate(self.levels(room, rng)):
+        for level, (start, stop) in enumerate(self.levels(room)):
             before = self.starts[level - 1] if level else None
             scores = self.score(draft, before)
             tree = Tree.of(self.parents[:stop], rng.device)

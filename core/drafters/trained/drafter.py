@@ -73,7 +73,8 @@ class ParallelTree(TopKTree):
         self.nodes, self.min_probability = nodes, min_probability
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        levels = self.levels(room, rng)
+        depth = self._depth(len(self.starts) - 1, room, rng)
+        levels = self.levels(torch.tensor(depth))
         if not levels:
             self._start(room, rng)
             return Draft.empty(len(room), rng.device)
