@@ -41,7 +41,7 @@ def test_its_repr_has_a_line_for_each_and_an_entry_s_all_there_is_to_know() -> N
 @pytest.mark.parametrize(
     ("found", "absent"),
     [
-        (of_text("smollm2-135m"), {"rest": "store=", "cross-vocabulary": "model=", "eagle": "outrider train eagle "}),
+        (of_text("smollm2-135m"), {"rest": "store=", "cross-vocabulary": "model="}),
         (of_text("another"), {"eagle2": "outrider train eagle --model another", "draft-model": "model="}),
         (of_images(), {"medusa": "outrider train image-medusa"}),
         (of_images(trained=False, draft=False), {"specexec": "load(..., draft_model=...)"}),
