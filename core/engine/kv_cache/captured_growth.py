@@ -79,9 +79,9 @@ def followed(
     work: Callable[[Rows, Rows, Tensor, Inputs], tuple[Tensor, ...]] = lambda before, after, path, more: (),
 ) -> tuple[Tensor, ...] | None:
     """`Cache.keep` from a recording, and what `work` makes of the rows before and after, the accepted path and `more`;
-    None where the host does not know the outcome."""
+    None where the host does not know the outcome, and for an empty draft, which is rare."""
     before, scored = cache.rows, cache.scored
-    if verdict.outcome is None or cache.device.type == "cpu" or scored < 0:
+    if verdict.outcome is None or not draft.size or cache.device.type == "cpu" or scored < 0:
         return None
     wait, depth = before.pending.shape[1], verdict.path.shape[1]
     cache.reserve(wait + max(wait, depth))
