@@ -416,7 +416,8 @@ def test_a_link_restores_the_settings(backends: dict[str, Backend]) -> None:
     given = {"panel": "text", "prompt": "a <b> & c", "drafter": "suffix", "rule": "lenience", "temperature": "0.5"}
     updates = tab.from_query({**given, "seed": "7", "d.nodes": "9", "r.lenience": "0.4", "max_new_tokens": "12"})
     assert updates[0] == "a <b> & c" and updates[1] == "suffix" and updates[3:6] == [0.5, 7, 12]
-    assert [update["value"] for update in updates[6:8]] == [9, 16] and updates[12]["value"] == 0.4
+    options = updates[5 + len(backends["text"].extra_options) :]
+    assert [update["value"] for update in options[:2]] == [9, 16] and options[6]["value"] == 0.4
     settings = checked(backends["text"], {**given, "temperature": 0.5, "seed": 7})
     assert "prompt=a+%3Cb%3E+%26amp%3B+c" not in tab._link(settings) and "a+%3Cb%3E+%26+c" in tab._link(settings)
     for wrong in ({**given, "drafter": "<x>"}, {**given, "panel": "image"}, {**given, "temperature": "nan"}):

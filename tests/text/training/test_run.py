@@ -240,7 +240,7 @@ def test_weights_are_small() -> None:
         state = recipe.make(target, torch.arange(8192)).state_dict().values()
         assert sum(part.numel() * (2 if part.is_floating_point() else 8) for part in state) < 15e6, recipe.name
     folder = Path(recipes.__file__).parent / "weights"
-    assert sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 22e6
+    assert sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 36e6
 
 
 @pytest.mark.slow
