@@ -35,6 +35,7 @@ from outrider.app.commands.serve import export, serve
 from outrider.app.commands.simulate import simulate
 from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
+from outrider.app.commands.trace import trace
 from outrider.app.commands.train import train
 from outrider.app.interrupt import end_now, ended_by_signals
 from outrider.app.options import (
@@ -87,6 +88,7 @@ cli.command(context_settings={"allow_extra_args": True})(serve)
 cli.add_typer(export, name="export")
 cli.add_typer(assets, name="assets")
 cli.add_typer(datastore, name="datastore")
+cli.add_typer(trace, name="trace")
 
 
 def main() -> None:

@@ -75,7 +75,9 @@ Repeat = Annotated[int, typer.Option(min=1, help="Timed repetitions of each prom
 TextPrompts = Annotated[
     Path | None,
     typer.Option(
-        "--prompts", metavar="FILE", help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts."
+        "--prompts",
+        metavar="FILE",
+        help="JSON lines, each with `prompt`, `turns` or `messages` (SPEED-Bench). Default: built-in prompts.",
     ),
 ]
 ImagePrompts = Annotated[

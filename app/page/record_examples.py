@@ -51,6 +51,21 @@ EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file name -> modali
             "max_new_tokens": 48,
         },
     ),
+    "text-random-numbers-decide": (
+        "text",
+        {
+            "prompt": "Write two sentences about the sea.",
+            "drafter": "draft-model",
+            "rule": "token",
+            "temperature": 0.8,
+            "seed": 1,
+            "max_new_tokens": 48,
+        },
+    ),
+    "text-heads-of-the-target-draft": (
+        "text",
+        {"prompt": "Explain why leaves are green.", "drafter": "eagle3", "max_new_tokens": 48},
+    ),
     "image-a-window-of-guesses": ("image", {"prompt": "red heart", "drafter": "jacobi", "seed": 3}),
     "image-neighbours-pass": ("image", {"prompt": "red heart", "drafter": "jacobi", "rule": "lantern", "seed": 3}),
     "speech-a-sentence": ("speech", {"prompt": "Good morning.", "drafter": "jacobi", "rule": "tolerance"}),

@@ -44,9 +44,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     generated |= {name: shown(source) for name, source in REPOSITORY.items()}
     for name, content in generated.items():
         files.append(File.generated(config, name, content=content))
+    files.append(File.generated(config, "viewer.html", content=viewer()))
     for name in PICTURES:
         files.append(File(name, str(ROOT), config.site_dir, use_directory_urls=False))
     return files
+
+
+def viewer() -> str:
+    """The trace viewer, a page of its own."""
+    from outrider.app.viewer.html import page as viewer_page
+
+    return viewer_page()
 
 
 def shown(source: str) -> str:

@@ -45,6 +45,7 @@ _NEAR = 0.5
 _GRAM, _DISTINCT = 4, 0.7  # an output with a smaller share of distinct 4-grams counts as looping
 _LOGITS = 1 << 23  # logits computed at once in teacher-forcing
 _MAX_PROMPT_BYTES = 50_000_000
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # how SPEED-Bench's unfilled prompts begin
 
 
 class PromptsError(OutriderError):
@@ -52,8 +53,9 @@ class PromptsError(OutriderError):
 
 
 def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequence[str] = ()) -> list[Item]:
-    """Load the bundled prompts, or those of a JSON lines file with "prompt" or "turns" (the first is used) and optional
-    "id" or "question_id", "task" or "category". `tasks` selects some tasks; `limit` takes prompts from each in turn."""
+    """Load the bundled prompts, or those of a JSON lines file with "prompt", "turns" (Spec-Bench: the first is used) or
+    "messages" (SPEED-Bench: the first of the user) and optional "id" or "question_id", "task" or "category". `tasks`
+    selects some tasks; `limit` takes prompts from each in turn."""
     if path is None:
         text, source = resources.files("outrider.text").joinpath("prompts.jsonl").read_text("utf-8"), "prompts.jsonl"
     else:
@@ -83,19 +85,34 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
 
 
 def _item(line: str, where: str, number: int) -> Item:
-    expected = 'a JSON object with "prompt": "..." or "turns": ["...", ...]'
+    expected = 'a JSON object with "prompt": "...", "turns": ["...", ...] or "messages": [...]'
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         raise PromptsError(f"{where} is not JSON; expected {expected}") from None
     if not isinstance(record, dict):
         raise PromptsError(f"{where} is a {type(record).__name__}; expected {expected}")
-    turns = record.get("turns")
-    prompt = record.get("prompt") if "prompt" in record else turns[0] if isinstance(turns, list) and turns else None
+    prompt = _prompt(record)
+    if isinstance(prompt, str) and prompt.startswith(_PLACEHOLDER):
+        raise PromptsError(f"{where} is a placeholder; fill in SPEED-Bench's prompts with its prepare_data.py first")
     if not isinstance(prompt, str) or not prompt.strip():
-        raise PromptsError(f"{where} has no text in prompt or turns; expected {expected}")
+        raise PromptsError(f"{where} has no text in prompt, turns or messages; expected {expected}")
     name = record.get("id", record.get("question_id", number))
     return Item(str(name), str(record.get("task", record.get("category", "all"))), prompt)
+
+
+def _prompt(record: Mapping[str, Any]) -> Any:
+    """The first thing that the user says."""
+    if "prompt" in record:
+        return record["prompt"]
+    for name in ("turns", "messages"):
+        said = record.get(name)
+        for turn in said if isinstance(said, list) else ():
+            if not isinstance(turn, Mapping):
+                return turn
+            if turn.get("role", "user") == "user":
+                return turn.get("content")
+    return None
 
 
 def _spread(items: Sequence[Item]) -> list[Item]:

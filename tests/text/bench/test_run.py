@@ -56,6 +56,10 @@ def test_a_limit_takes_from_every_task_in_turn() -> None:
     assert [item.id for item in items[7:]] == ["chat-2", "code-2"]
 
 
+USER = {"role": "user", "content": "Written."}
+UNFILLED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"  # as SPEED-Bench ships
+
+
 def test_prompts_from_files(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "p.jsonl",
@@ -63,11 +67,12 @@ def test_prompts_from_files(tmp_path: Path) -> None:
         "",
         {"prompt": "Only this.", "task": "chat"},
         {"id": 81, "prompt": "Another."},
+        {"question_id": "5", "category": "coding", "messages": [{"role": "system", "content": "S."}, USER]},
     )
     items = load_prompts(path)
-    assert [item.content for item in items] == ["First.", "Only this.", "Another."]
-    assert [item.task for item in items] == ["writing", "chat", "all"]
-    assert len({item.id for item in items}) == 3
+    assert [item.content for item in items] == ["First.", "Only this.", "Another.", "Written."]
+    assert [item.task for item in items] == ["writing", "chat", "all", "coding"]
+    assert len({item.id for item in items}) == 4
 
 
 @pytest.mark.parametrize(
@@ -75,9 +80,10 @@ def test_prompts_from_files(tmp_path: Path) -> None:
     [
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 is a list"),
-        ({"turns": []}, "no text in prompt or turns"),
-        ({"turns": [3]}, "no text in prompt or turns"),
-        ({"prompt": "  "}, "no text in prompt or turns"),
+        ({"turns": []}, "no text in prompt, turns or messages"),
+        ({"turns": [3]}, "no text in prompt, turns or messages"),
+        ({"prompt": "  "}, "no text in prompt, turns or messages"),
+        ({"turns": [UNFILLED]}, "is a placeholder"),
         ("", "contains no prompts"),
     ],
 )

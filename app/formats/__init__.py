@@ -1,0 +1,1 @@
+"""What other engines report about speculative decoding, read as traces and summaries; and AIPerf's record, written."""
