@@ -30,6 +30,7 @@ from outrider.app.commands.datastore import datastore
 from outrider.app.commands.image import image
 from outrider.app.commands.ladder import ladder
 from outrider.app.commands.plot_acceptance import plot_acceptance
+from outrider.app.commands.port import check_port
 from outrider.app.commands.rag import bench_rag, rag
 from outrider.app.commands.serve import export, serve
 from outrider.app.commands.simulate import simulate
@@ -241,7 +242,9 @@ def demo(
             place = {"port": port, "browser": not no_browser, "device": device, "dtype": dtype, "weights": weights}
             _open_page(shown, vllm=vllm, access=access, **place)
             return
-        print("the page needs gradio (pip install 'outrider[app]'); running in the terminal instead", file=sys.stderr)
+        from outrider.core.errors import install_command
+
+        print(f"the page needs gradio ({install_command('app')}); running in the terminal instead", file=sys.stderr)
     from outrider.app.commands.terminal_demo import Options, run, traces
 
     demo_options = Options(**given)
@@ -265,6 +268,7 @@ def _uncollected() -> Iterator[None]:
 def _open_page(shown: dict[str, dict[str, Any]], **given: Any) -> None:
     from rich.console import Console
 
+    check_port(given["access"].host, given["port"])
     with Console(stderr=True).status("Opening the page ..."), _uncollected():
         from outrider.app.page.app import serve
         from outrider.app.page.backends.interface import ModelSpec

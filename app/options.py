@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +17,18 @@ if TYPE_CHECKING:
 # Defaults, so that `outrider --help` need not import the methods; a test compares them with the modalities' own.
 TEXT_DRAFTER, IMAGE_DRAFTER, SPEECH_DRAFTER, LOOKUP_DRAFTER = "auto", "jacobi", "jacobi", "prompt-lookup"
 RULE = "exact"
+COMMON_ENDINGS = (".png", ".jpg", ".webp", ".svg", ".pdf")  # of pictures, for messages
 DEVICE = DTYPE = "auto"  # the best device of the machine, and the precision for it
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE as JSON; - is stdout.")
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the results to FILE as JSON; - is stdout.",
+        callback=lambda path: path if str(path) == "-" else writable(path),
+    ),
 ]
 DrafterNames = Annotated[
     str, typer.Option("--drafters", metavar="NAMES", help="Comma-separated drafters, from `outrider methods`.")
@@ -56,7 +66,10 @@ RuleGrid = Annotated[
 Compare = Annotated[
     bool, typer.Option("--compare", help="Run plain decoding too; report the speedup and whether the outputs agree.")
 ]
-TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace to FILE as JSON.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the trace to FILE as JSON.", callback=lambda path: writable(path)),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 TopK = Annotated[int, typer.Option(help="Sample from the K likeliest tokens; 0 turns this off.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted from the logit of every token generated before.")]
@@ -176,6 +189,45 @@ GuidanceScale = Annotated[
     typer.Option(help="Classifier-free guidance; 1 turns it off. Default: 3, or the published model's."),
 ]
 ImageBatch = Annotated[int, typer.Option(min=1, help="Images decoded side by side.")]
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr while something long runs, gone when it ends; yields a function that changes its text. Nothing
+    is shown where stderr is no terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status.update
+
+
+def writable(path: Path | None, endings: Iterable[str] = ()) -> Path | None:
+    """The path of an output, refused before any work if it can't be written: its folder is missing, it is a folder, or
+    its ending is not one of `endings`, where there are any."""
+    if path is None:
+        return None
+    folder = next(parent for parent in path.absolute().parents if parent.exists())  # folders below are made
+    known = sorted(endings)
+    if known and path.suffix.lower() not in known:
+        shown = [ending for ending in COMMON_ENDINGS if ending in known] or known
+        raise typer.BadParameter(f"'{path}' must end in {' or '.join(shown)}")
+    if not folder.is_dir():
+        raise typer.BadParameter(f"'{path}' can't be written: {folder} is no folder")
+    if path.is_dir():
+        raise typer.BadParameter(f"'{path}' is a folder; give the name of a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise typer.BadParameter(f"'{path}' can't be written: permission denied")
+    return path
+
+
+def picture_file(path: Path) -> Path:
+    """The path of an image, in a format that Pillow writes."""
+    from PIL import Image
+
+    Image.init()
+    return (
+        writable(path, (ending for ending, name in Image.registered_extensions().items() if name in Image.SAVE)) or path
+    )
 
 
 def device_named(name: str) -> str:

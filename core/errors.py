@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import metadata
+from urllib.parse import unquote
 
 
 class OutriderError(Exception):
@@ -37,3 +41,24 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InvalidOption:
     hint = f" Did you mean '{matches[0]}'?" if matches else ""
     shown = " ".join(str(given).split())[:200]
     return InvalidOption(f"unknown {what} '{shown}'.{hint} Known: {', '.join(names)}")
+
+
+def install_command(extra: str, distribution: str = "outrider") -> str:
+    """The command that adds an extra to this installation, which may be of a checkout, of a git address or of a wheel.
+
+    >>> install_command("bench", distribution="no-such-distribution")
+    "pip install 'no-such-distribution[bench]'"
+    """
+    try:
+        origin = json.loads(metadata.distribution(distribution).read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        origin = {}
+    url, git = str(origin.get("url", "")), origin.get("vcs_info", {})
+    if git:
+        wanted = f"{distribution}[{extra}] @ {git['vcs']}+{url}@{git['commit_id']}"
+    elif url.startswith("file://"):
+        wanted = f"{unquote(url.removeprefix('file://'))}[{extra}]"
+    else:
+        wanted = f"{distribution}[{extra}]"
+    flag = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {flag}{shlex.quote(wanted)}"

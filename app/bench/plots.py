@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.app.bench.tables import name_of
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, install_command
 
 Report = Mapping[str, Any]
 _OURS, _THEIRS, _PREDICTED = "#2f6f9f", "#b0b0b0", "#e08a2e"
@@ -19,7 +19,7 @@ _OURS, _THEIRS, _PREDICTED = "#2f6f9f", "#b0b0b0", "#e08a2e"
 def check() -> None:
     """Raise InvalidOption unless matplotlib is installed."""
     if find_spec("matplotlib") is None:
-        raise InvalidOption("plots need matplotlib: pip install 'outrider[bench]'")
+        raise InvalidOption(f"plots need matplotlib: {install_command('bench')}")
 
 
 def draw_all(report: Report, folder: Path) -> list[Path]:

@@ -90,7 +90,7 @@ def speech(
     from outrider.app.options import listed
     from outrider.core.bench.runner import Bench, Item
     from outrider.core.bench.settings import combine
-    from outrider.core.errors import InvalidOption, unknown
+    from outrider.core.errors import InvalidOption, install_command, unknown
     from outrider.speech import load
     from outrider.speech.evaluation import bench, opus
     from outrider.speech.evaluation import samples as sampled
@@ -124,9 +124,7 @@ def speech(
         raise InvalidOption("stopped before anything was measured")
     read, skipped = _teacher() if quality or samples is not None else (None, {})
     if hibari() is None:
-        skipped["hibari-tts"] = (
-            "not installed, so words are pronounced by their spelling; pip install 'outrider[speech]'"
-        )
+        skipped["hibari-tts"] = f"not installed, so words are pronounced by their spelling; {install_command('speech')}"
     heard = _judge(speakers, items, read, num_dnsmos, console) if quality else {}
     about = {"prompts": len(measured.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
     report = bench.report(measured, speakers, heard, about=about, skipped=skipped)

@@ -20,13 +20,14 @@ from outrider.app.options import (
     Style,
     Temperature,
     image_prompts,
+    picture_file,
 )
 
 
 def contact_sheet(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the image to FILE.")] = Path(
-        "contact-sheet.png"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Write the image to FILE.", callback=picture_file)
+    ] = Path("contact-sheet.png"),
     prompts: ImagePrompts = "common",
     num_prompts: NumPrompts = 64,
     drafter: Annotated[str, typer.Option(help="Drafter, from `outrider methods`.")] = IMAGE_DRAFTER,
@@ -62,6 +63,7 @@ def contact_sheet(
     }
     with tqdm(total=len(texts) * len(settings), unit="image", leave=False, disable=None) as bar:
         found = panels(im, texts, settings, progress=bar.update, **options)
+    output.parent.mkdir(parents=True, exist_ok=True)
     together(found, size=tile_size).save(output)
     for panel in found:
         print(panel.caption)

@@ -19,6 +19,7 @@ from outrider.app.commands.probe import Outcome, probe
 from outrider.app.options import file_size
 from outrider.app.setup.install import nvidia_gpus
 from outrider.app.setup.repair_torchaudio import repair
+from outrider.core.errors import install_command
 from outrider.core.paths import cache_folder
 
 
@@ -92,7 +93,7 @@ def check_package(package: Package, version: str | None, error: str | None) -> F
     python = sys.executable
     if version is None:
         fix = (
-            f'{python} -m pip install "outrider[{package.extra}]"'
+            f"{python} -m {install_command(package.extra)}"
             if package.extra
             else f"{python} -m pip install {package.name}"
         )

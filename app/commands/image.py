@@ -31,6 +31,8 @@ from outrider.app.options import (
     TraceFile,
     image_model,
     methods,
+    picture_file,
+    waiting,
 )
 from outrider.core.assets.files import write_atomically
 
@@ -58,9 +60,10 @@ def image(
     seed: Seed = 0,
     compare: Compare = False,
     trace: TraceFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the image to FILE.")] = Path(
-        "picture.png"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the image to FILE.", callback=picture_file),
+    ] = Path("picture.png"),
     upscale: Annotated[
         int | None,
         typer.Option(
@@ -88,10 +91,13 @@ def image(
     from outrider.image.options import Options
 
     Options.of(options)  # validate before loading weights
-    im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
-    result = im.generate(prompt, **options)
+    with waiting("Loading ..."):
+        im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
+    with waiting("Generating the image ..."):
+        result = im.generate(prompt, **options)
     times = upscale or (_SCALE if model is None else 1)
     enlarged = result.image.resize((result.image.width * times, result.image.height * times), 0)
+    output.parent.mkdir(parents=True, exist_ok=True)
     enlarged.save(output)
     print(f"{output}: {_summary(result)}")
     if trace is not None:
@@ -110,7 +116,8 @@ def _summary(result: Result) -> str:
 
 
 def _comparison(im: ImageModel | PublishedModel, prompt: str, options: dict[str, Any], result: Result) -> str:
-    plain = im.generate(prompt, **(options | {"drafter": None, "drafter_options": {}}))
+    with waiting("Generating the image by plain decoding ..."):
+        plain = im.generate(prompt, **(options | {"drafter": None, "drafter_options": {}}))
     before, after = plain.trace.summary(), result.trace.summary()
     same = sum(a == b for a, b in zip(plain.tokens, result.tokens, strict=True))
     return "\n".join(

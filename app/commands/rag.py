@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import DEVICE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+from outrider.app.options import DEVICE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName, waiting
 from outrider.core.assets.files import write_atomically
 
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
@@ -68,7 +68,8 @@ def rag(
         window=query_length,
         seed=seed,
     )
-    answer = answerer.answer(answer_method, question)
+    with waiting(f"Answering by {method} ..."):
+        answer = answerer.answer(answer_method, question)
     print(answer.text)
     lookups = answer.lookups
     line = f"{lookups.calls} retriever calls with {lookups.queries} queries"

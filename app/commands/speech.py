@@ -34,6 +34,8 @@ from outrider.app.options import (
     TraceFile,
     methods,
     published,
+    waiting,
+    writable,
 )
 from outrider.core.assets.files import write_atomically
 
@@ -63,7 +65,14 @@ def speech(
     compare: Compare = False,
     trace: TraceFile = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Write the audio to a .wav file.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the audio to a .wav file.",
+            callback=lambda path: writable(path, (".wav",)),
+        ),
     ] = Path("speech.wav"),
     model: PublishedName = None,
     draft_model: DraftModelName = None,
@@ -95,8 +104,6 @@ def speech(
 
     text = sys.stdin.read() if text == "-" else text
     published_options = published(model, draft_model, model_option, weights)
-    if output.suffix.lower() != ".wav":
-        raise typer.BadParameter(f"'{output}' must end in .wav", param_hint="--output")
     if published_options is not None:
         unavailable = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         if given := [name for name, default in unavailable.items() if options.pop(name) != default]:
@@ -115,8 +122,9 @@ def speech(
         return
     Options.of(options)  # validate before loading weights
     split_utterances(text)
-    sp = load(device=device, dtype=dtype, folder=weights)
-    result = sp.generate(text, **options)
+    with waiting("Loading the voice ..."):
+        sp = load(device=device, dtype=dtype, folder=weights)
+    result = _spoken(sp, text, options)
     result.sound.save(output)
     print(f"{output}: {_summary(result)}")
     if trace is not None:
@@ -138,7 +146,8 @@ def _published(
     from outrider.speech import Sound
 
     prompt: str | Sound = text if sp.makes_sound else Sound.load(text)
-    result: PublishedResult = sp.generate(prompt, max_new_tokens=max_new_tokens, **options)
+    with waiting("Generating ..."):
+        result: PublishedResult = sp.generate(prompt, max_new_tokens=max_new_tokens, **options)
     summary = result.trace.summary()
     line = f"{summary.tokens} tokens in {summary.target_passes} target passes, {summary.tokens_per_pass:.2f} per pass"
     if sp.makes_sound:
@@ -166,6 +175,18 @@ def _agreement(plain: Any, result: Any) -> str:
     return "different tokens (the rule gumbel-match gives the same ones)"
 
 
+def _spoken(sp: SpeechModel, text: str, options: dict[str, Any]) -> Result:
+    """Generate, showing how much speech there is so far."""
+    stream = sp.stream(text, **options)
+    seconds = 0.0
+    with waiting("Speaking ...") as update:
+        for piece in stream:
+            if len(piece.samples):
+                seconds += len(piece.samples) / sp.sample_rate
+                update(f"Speaking: {seconds:.1f} s of speech so far ...")
+    return stream.results[0]
+
+
 def _summary(result: Result) -> str:
     summary, factor = result.trace.summary(), result.real_time_factor
     text = (
@@ -184,7 +205,8 @@ def _summary(result: Result) -> str:
 
 
 def _comparison(sp: SpeechModel, text: str, options: dict[str, Any], result: Result) -> str:
-    plain = sp.generate(text, **(options | {"drafter": None, "drafter_options": {}}))
+    with waiting("Speaking by plain decoding ..."):
+        plain = sp.generate(text, **(options | {"drafter": None, "drafter_options": {}}))
     before, after = plain.trace.summary(), result.trace.summary()
     drafted = f"{after.target_passes} passes, {after.seconds:.2f} s, {_agreement(plain, result)}"
     return f"plain decoding  {before.target_passes} passes, {before.seconds:.2f} s\n{result.trace.method:14}  {drafted}"

@@ -37,6 +37,8 @@ from outrider.app.options import (
     TopK,
     TraceFile,
     methods,
+    waiting,
+    writable,
 )
 from outrider.core.assets.files import write_atomically
 from outrider.core.errors import InvalidOption
@@ -85,7 +87,10 @@ def text(
     compare: Compare = False,
     trace: TraceFile = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text to FILE.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the text to FILE.", callback=lambda path: writable(path)
+        ),
     ] = None,
     dtype: TextDtype = DTYPE,
     device: Device = DEVICE,
@@ -116,7 +121,8 @@ def text(
     Options.of(options)  # validate before fetching a model
     check_names(options["drafter"], rule)
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    lm = load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    with waiting(f"Loading {model} ..."):
+        lm = load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
     result = _show(lm, prompt, options)
     if output is not None:
         write_atomically(output, result.text + "\n")
@@ -145,6 +151,10 @@ def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
     """Stream to stdout. Ctrl-C ends the generation; the result is what was generated so far."""
     stream = lm.stream(prompt, **options)
     try:
+        with waiting("Reading the prompt ..."):
+            first = next(stream, None)
+        if first is not None:
+            print(first.text, end="", flush=True)
         for piece in stream:
             print(piece.text, end="", flush=True)
     except KeyboardInterrupt:
@@ -167,9 +177,11 @@ def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
         order = [plain, options] if turn % 2 == 0 else [options, plain]
         timed: dict[int, tuple[float, Result]] = {}
         for contender in order:
-            start = time.perf_counter()
-            result = lm.generate(prompt, **contender)
-            timed[id(contender)] = (time.perf_counter() - start, result)
+            what = "plain decoding" if contender is plain else "the drafter"
+            with waiting(f"Comparing: run {turn + 1} of {_REPEATS}, {what} ..."):
+                start = time.perf_counter()
+                result = lm.generate(prompt, **contender)
+                timed[id(contender)] = (time.perf_counter() - start, result)
         (plain_seconds, before), (seconds, after) = timed[id(plain)], timed[id(options)]
         speeds.append((len(before.tokens) / plain_seconds, len(after.tokens) / seconds))
         ratios.append(speeds[-1][1] / speeds[-1][0])

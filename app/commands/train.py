@@ -99,6 +99,11 @@ def train(
         return
     if not recipes:
         raise typer.BadParameter(f"give at least one of {', '.join(names)}", param_hint="RECIPE")
+    for name in recipes:
+        if name not in names:
+            from outrider.core.errors import unknown
+
+            raise unknown("recipe", name, names)
     of_image, of_speech = (any(name.startswith(prefix) for name in recipes) for prefix in (image.PREFIX, speech.PREFIX))
     if of_image or of_speech:
         from outrider.core.training.request import TrainingRequest as Request

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.assets.files import write_atomically
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption, OutriderError, install_command
 
 _NO_DRAFTS = frozenset({"AcceptanceChance"})  # draft heads that draft nothing
 
@@ -136,19 +136,25 @@ def _read(file: Path) -> list[DrafterCurve]:
         ) from None
 
 
+NOTE = "Acceptance by position: of the guesses reached (of all drafts)."
+
+
 def table(curves: Iterable[DrafterCurve]) -> str:
     """A Markdown table of tokens per target pass and acceptance by position."""
+    titles, *rows = cells(curves)
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", NOTE]) + "\n"
+
+
+def cells(curves: Iterable[DrafterCurve]) -> list[list[str]]:
+    """The titles of that table, and its rows."""
     rows = list(curves)
     depth = max((len(curve.conditional) for curve in rows), default=0)
-    lines = [
-        "| drafter | tokens per pass | " + " | ".join(f"position {index + 1}" for index in range(depth)) + " |",
-        "|---|" + "---|" * (depth + 1),
-    ]
+    lines = [["drafter", "tokens per pass", *(f"position {index + 1}" for index in range(depth))]]
     for curve in rows:
         pairs = [f"{a:.0%} ({b:.0%})" for a, b in zip(curve.conditional, curve.unconditional, strict=True)]
-        cells = [curve.name, f"{curve.tokens_per_pass:.2f}", *pairs, *[""] * (depth - len(pairs))]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "Acceptance by position: of the guesses reached (of all drafts)."]) + "\n"
+        lines.append([curve.name, f"{curve.tokens_per_pass:.2f}", *pairs, *[""] * (depth - len(pairs))])
+    return lines
 
 
 def figure(curves: Iterable[DrafterCurve]) -> Any:
@@ -156,7 +162,7 @@ def figure(curves: Iterable[DrafterCurve]) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise OutriderError("the figure needs matplotlib: pip install 'outrider[train]'") from None
+        raise OutriderError(f"the figure needs matplotlib: {install_command('train')}") from None
     rows = list(curves)
     plot = Figure(figsize=(12, 4.6), layout="constrained")
     left, right = plot.subplots(1, 2, sharey=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import _muon
 
 from outrider.core.assets.files import writing
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, install_command
 from outrider.core.kernels.native import halves
 
 _PAUSE = 10  # a step that takes longer than this many usual ones contains a pause
@@ -133,7 +133,7 @@ def accelerator(cpu: bool, precision: str) -> Any:
     try:
         import accelerate
     except ImportError:
-        raise TrainingError("training needs accelerate: pip install 'outrider[train]'") from None
+        raise TrainingError(f"training needs accelerate: {install_command('train')}") from None
     accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
     return accelerate.Accelerator(cpu=cpu, mixed_precision="no" if cpu and not halves() else precision)
 

@@ -40,7 +40,7 @@ def missing_inputs(target: str, method: Method, model: TextModel | None = None) 
         if kind in HEADS:
             if model is not None and model.head is not None and method.name in drafters_of_head(model, model.head):
                 continue
-            train = f"`outrider train {recipes.recipe_for(method)} --model {target}`"
+            train = f"`outrider train {recipes.recipe_for(method)} --model {model.source if model else target}`"
             missing += [] if recipes.find(target, method.name) else [f"{kind}: {train}"]
         elif kind is Input.DRAFT_MODEL:
             trained = recipes.find(target, recipes.draft_model_for(target, method.name))
@@ -140,7 +140,7 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
         return source
     path = recipes.find(model.name, drafter) if source is None else head_path(source)
     if path is None:
-        raise recipes.missing(model.name, drafter)
+        raise recipes.missing(model.source, drafter)
     if (path, drafter) in model.prepared_heads:
         return model.prepared_heads[path, drafter]
     if (path, drafter) not in model.draft_heads:

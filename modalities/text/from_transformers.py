@@ -17,7 +17,7 @@ from outrider.core.engine.adapters.recurrent import adapter
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
-from outrider.core.errors import OutriderError
+from outrider.core.errors import Incompatible, OutriderError
 from outrider.core.protocol import Target
 
 _MAX_COPY_BYTES = 2 << 30  # larger models are not copied, although our own decoder is several times as fast
@@ -27,6 +27,7 @@ _ATTRIBUTE = "_outrider_copy"
 
 def target_of(model: Any) -> tuple[Callable[[], Target], int]:
     """Return a function that makes targets of a model object, and the model's context length."""
+    check_class(model)
     network = copied(model)
     if network is None:
         return adapted(model)
@@ -36,6 +37,15 @@ def target_of(model: Any) -> tuple[Callable[[], Target], int]:
         return adapter(model) if network_now is None else make_decoder(network_now)
 
     return make, network.config.context
+
+
+def check_class(model: Any) -> None:
+    """Refuse what is not a causal language model by itself."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise Incompatible(
+            f"{type(model).__name__} is an encoder-decoder model; Outrider decodes causal language models (decoder "
+            "only), and speech recognisers such as Whisper by outrider.speech"
+        )
 
 
 def adapted(model: Any) -> tuple[Callable[[], Target], int]:

@@ -112,6 +112,8 @@ def load(
         folder=folder,
         load_other=companion,
     )
+    if Path(source).suffix.lower() == ".gguf":
+        lm.source = str(source)
     return _with_drafts(lm, draft_model, head)
 
 
@@ -250,6 +252,7 @@ def of_object(model: Any, tokenizer: Any) -> TextModel:
         raise InvalidOption(
             f"a {type(model).__name__} is not a model; give a name, folder, GGUF file or causal LM of transformers"
         )
+    from_transformers.check_class(model)
     if tokenizer is None:
         raise InvalidOption("a model object has no tokenizer; give it as tokenizer=...")
     tokens = Tokens.of_transformers(tokenizer)

@@ -60,6 +60,7 @@ class TextModel:
         self.target = make
         self.tokens = tokens
         self.name, self.context, self.folder = name, context, folder
+        self.source = name  # what load() finds it by: of a GGUF file the path
         self.dtype, self.device, self.kv_cache_dtype = dtype, device, kv_cache_dtype
         self.end = tuple(end)
         self.grammars = Grammars(tokens, self.end)

@@ -6,6 +6,7 @@ does not support. Independent of tokenizers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +51,8 @@ def custom_generate(
     **others: Any,
 ) -> Any:
     """Decode speculatively in place of transformers' own loop; pass `drafter`, `rule`, `seed` and their options to
-    generate(). Without a seed, one is drawn from torch's global generator. Pass a streamer as `stream_to` and an
-    assistant model as `draft_model`, because transformers 5 does not pass `streamer` and `assistant_model` on.
+    generate(). Without a seed, one is drawn from torch's global generator. `assistant_model` is used as `draft_model`.
+    Pass a streamer as `stream_to`, because transformers 5 does not pass `streamer` on.
 
     >>> out = model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=custom_generate)
     >>> bool((out == model.generate(ids, max_new_tokens=12, do_sample=False)).all())
@@ -64,6 +65,7 @@ def custom_generate(
     ]
     make, _ = target_of(model)
     padded = any(len(prompt) < input_ids.shape[1] for prompt in prompts)
+    draft_model = _assistant() if draft_model is None else draft_model
     if draft_model is not None:
         draft_model = target_of(draft_model)[0]()
         drafter = DRAFT_MODEL.name if drafter == PROMPT_LOOKUP.name else drafter
@@ -93,6 +95,16 @@ def custom_generate(
     if streamer is not None:
         streamer.end()
     return _output(input_ids, emitted, generation_config)
+
+
+def _assistant() -> Any:
+    """The `assistant_model` of the running generate(), which transformers 5 passes on to its own loops only."""
+    frame = inspect.currentframe()
+    for _ in range(3):  # this function, custom_generate, generate
+        if frame is not None and frame.f_code.co_name == "generate":
+            return frame.f_locals.get("assistant_model")
+        frame = None if frame is None else frame.f_back
+    return None
 
 
 def _processors(processors: Any, padded: bool) -> tuple[LogitsProcessor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -297,3 +298,14 @@ def test_a_long_load_shows_a_progress_bar_on_a_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     text.load(folder)
     assert "Loading tiny" in capfd.readouterr().err
+
+
+def test_a_gguf_file_is_named_by_its_path_in_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`outrider train --model` finds it by its path only."""
+    writer = runpy.run_path(str(Path(__file__).parents[1] / "core" / "assets" / "test_gguf.py"))
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    file = writer["write"](tmp_path / "small.gguf")
+    lm = text.load(file)
+    with pytest.raises(InvalidOption, match=f"`outrider train eagle3 --model {file}`"):
+        lm.generate("the cat", drafter="eagle3", max_new_tokens=4)
+    assert f"--model {file}`" in lm.drafters["eagle3"].missing[0]

@@ -151,3 +151,28 @@ def test_a_streamer_gets_the_prompt_then_every_token(model: Any) -> None:
     assert kept.got[0] == ids[0].tolist()
     assert [token for part in kept.got for token in part] == out[0].tolist()
     assert len(kept.got) > 2
+
+
+def test_an_assistant_model_drafts(model: Any, batch: dict[str, Any]) -> None:
+    """transformers passes it to its own loops only; a refused one shows that ours takes it too."""
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "custom_generate": custom_generate}
+    expected = model.generate(**batch, **{**options, "custom_generate": None})
+    assert torch.equal(model.generate(**batch, **options, assistant_model=model), expected)
+    with pytest.raises(Incompatible, match="T5ForConditionalGeneration is an encoder-decoder model"):
+        model.generate(**batch, **options, assistant_model=t5())
+
+
+def test_encoder_decoder_models_are_refused(model: Any) -> None:
+    from outrider import text
+
+    with pytest.raises(Incompatible, match="encoder-decoder"):
+        text.load(t5())
+    with pytest.raises(Incompatible, match="encoder-decoder"):
+        t5().generate(torch.tensor([[7, 8, 9]]), max_new_tokens=4, custom_generate=custom_generate)
+
+
+def t5() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=97, decoder_start_token_id=0, **sizes))

@@ -20,7 +20,7 @@ from outrider.core.assets.files import write_atomically
 from outrider.core.cost.theory import speedup
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.errors import Incompatible, InvalidOption, OutriderError
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError, install_command
 from outrider.core.protocol import Prefill, Prompts, SelfDraftable, Target
 from outrider.core.rules.exact import Exact
 
@@ -129,7 +129,7 @@ def searcher() -> Any:
     try:
         import optuna
     except ImportError:
-        raise OutriderError("searching for layers to skip needs Optuna: pip install 'outrider[search]'") from None
+        raise OutriderError(f"searching for layers to skip needs Optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

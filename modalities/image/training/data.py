@@ -27,7 +27,7 @@ from torch import Tensor
 from outrider.core.assets import npz
 from outrider.core.assets.npz import NpzError
 from outrider.core.assets.store import fetch
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, install_command
 from outrider.core.paths import cache_folder
 from outrider.image.prompt_encoder import COMMON, words
 
@@ -203,7 +203,7 @@ def _rasterise(svg: bytes) -> bytes:
     try:
         from resvg import render, usvg
     except ImportError:
-        raise DataError("rendering SVG files needs resvg: pip install 'outrider[train]'") from None
+        raise DataError(f"rendering SVG files needs resvg: {install_command('train')}") from None
     head, mark, tail = svg.decode("utf-8").partition("<svg")
     attributes, end, body = tail.partition(">")
     attributes = re.sub(r'\s(width|height)="[^"]*"', "", attributes) + f' width="{SIZE}" height="{SIZE}"'

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.assets.store import Checkpoint, convert_pickle, fetch
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, install_command
 from outrider.speech.audio import Sound
 
 _RATE = 16_000  # the sample rate of all models
@@ -96,7 +96,7 @@ class SpeechMetrics:
         try:
             from faster_whisper import WhisperModel
         except ImportError:
-            raise MetricError("the recogniser needs faster-whisper: pip install 'outrider[judges]'") from None
+            raise MetricError(f"the recogniser needs faster-whisper: {install_command('judges')}") from None
         folder, parallel = str(fetch("whisper-base")), {"cpu_threads": self.threads, "num_workers": self.workers}
         return WhisperModel(folder, device="cpu", compute_type="int8", **parallel)
 
@@ -105,7 +105,7 @@ class SpeechMetrics:
         try:
             import onnxruntime
         except ImportError:
-            raise MetricError("DNSMOS needs onnxruntime: pip install 'outrider[judges]'") from None
+            raise MetricError(f"DNSMOS needs onnxruntime: {install_command('judges')}") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         file = str(fetch("dnsmos") / "sig_bak_ovr.onnx")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.core.errors import OutriderError
+from outrider.core.errors import OutriderError, install_command
 from outrider.speech.audio import Sound
 
 _RATE, _BITS = 24_000, 24_000  # samples per second, one of the rates that Opus supports; bits per second
@@ -22,7 +22,7 @@ def library() -> Any:
     try:
         import av
     except ImportError:
-        raise MissingPyAV("compressed sound needs PyAV: pip install 'outrider[judges]'") from None
+        raise MissingPyAV(f"compressed sound needs PyAV: {install_command('judges')}") from None
     return av
 
 

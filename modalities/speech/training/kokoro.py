@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from outrider.core.assets.store import fetch
-from outrider.core.errors import OutriderError, unknown
+from outrider.core.errors import OutriderError, install_command, unknown
 from outrider.speech.mel import HOP, RATE
 from outrider.speech.phonemes import EDGE, SYMBOLS
 from outrider.speech.training.kokoro_vocoder import FRAMES, SOURCE, KokoroVocoder
@@ -60,7 +60,7 @@ class Kokoro:
             import onnxruntime
             from onnx.utils import Extractor
         except ImportError:
-            raise TeacherError("the teacher needs onnx and onnxruntime: pip install 'outrider[teacher]'") from None
+            raise TeacherError(f"the teacher needs onnx and onnxruntime: {install_command('teacher')}") from None
         folder = fetch("kokoro")
         whole = onnx.load(str(folder / "kokoro.int8.onnx"))
         inputs = [tensor.name for tensor in whole.graph.input]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.core.assets.store import extract_zip, transformers_model
-from outrider.core.errors import Incompatible, unknown
+from outrider.core.errors import Incompatible, install_command, unknown
 from outrider.core.paths import cache_folder
 
 Numbers = NDArray[np.float32]
@@ -188,5 +188,5 @@ def retriever(name: str, passages: Sequence[str]) -> Retriever:
     except ModuleNotFoundError as error:
         raise Incompatible(
             f"the retriever '{name}' needs the package {error.name}, which is not installed: "
-            "pip install 'outrider[retrieval]'"
+            f"{install_command('retrieval')}"
         ) from None

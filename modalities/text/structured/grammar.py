@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption, OutriderError, install_command
 from outrider.text.tokenizer import Tokens
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _library() -> Any:
         import llguidance
     except ImportError:
         raise InvalidOption(
-            "constrained output needs the package llguidance; install it with pip install -e '.[structured]'"
+            f"constrained output needs the package llguidance; install it with {install_command('structured')}"
         ) from None
     return llguidance
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.core.assets.files import read_json, write_atomically
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import Incompatible, InvalidOption, OutriderError
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError, install_command
 from outrider.core.methods.trained import (
     DFLASH,
     DFLASH2,
@@ -215,7 +215,7 @@ def figure(rungs: Sequence[Mapping[str, Any]]) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise OutriderError("the figure needs matplotlib: pip install 'outrider[train]'") from None
+        raise OutriderError(f"the figure needs matplotlib: {install_command('train')}") from None
     plot = Figure(figsize=(15, 4.6), layout="constrained")
     panels = plot.subplots(1, 3)
     for number, rung in enumerate(rungs):
