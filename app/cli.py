@@ -282,7 +282,7 @@ def _open_page(shown: dict[str, dict[str, Any]], **given: Any) -> None:
 @cli.command()
 def methods(
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown tables of the README.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables: what runs where.")] = False,
 ) -> None:
     """List every drafter, acceptance rule and retrieval method."""
     if markdown:

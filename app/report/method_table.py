@@ -1,6 +1,6 @@
 """The Markdown table of every method: the published systems it implements, and the modalities it runs on.
 
-`outrider methods --markdown` prints it, and the README contains it.
+`outrider methods --markdown` prints it, and docs/guides/where-methods-run.md contains it.
 """
 
 from __future__ import annotations

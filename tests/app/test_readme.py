@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outrider import text
 from outrider.app.cli import cli
 from outrider.app.report.method_table import markdown
 from outrider.core.assets.store import ASSETS
@@ -21,7 +22,7 @@ PAGES += [f"modalities/{one}/weights/MODEL_CARD.md" for one in ("text", "image",
 PUBLISHED = (ROOT / "modalities" / "PUBLISHED.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PYTHON = dict(zip(("first", "text", "image", "speech", "decode"), BLOCKS, strict=True))
+PYTHON = dict(zip(("first", "generate", "object", "draft", "text", "image", "speech", "decode"), BLOCKS, strict=True))
 
 # Commands that run as they are with an empty home and cache and no network -> "slow" if they are.
 RUN = {
@@ -47,7 +48,10 @@ NOT_RUN = {
     "contact-sheet": "384 images",
     "speech": "downloads the vocoder; tests/speech tests a small voice",
 }
-NOT_RUN_PYTHON = {"speech": "downloads the vocoder; run below if it is present"}
+NOT_RUN_PYTHON = {
+    "speech": "downloads the vocoder; run below if it is present",
+    "draft": "downloads a model of 3 GB; run below with the small model in its place",
+}
 
 
 def test_every_command_is_run_or_has_a_reason() -> None:
@@ -80,6 +84,43 @@ def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     *words, tokens_per_pass = capsys.readouterr().out.split()
     assert "sky" in words
     assert float(tokens_per_pass) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("example", "place"), [("generate", "HuggingFaceTB/"), ("object", "HuggingFaceTB/")])
+def test_the_examples_with_objects_of_transformers_run(
+    example: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the folder of the fetched weights in place of the hub id."""
+    folder = text.load("smollm2-135m").folder
+    code = re.sub(rf'"{place}[^"]*"', repr(str(folder)), PYTHON[example])
+    assert len([line for line in code.splitlines() if line and "import" not in line]) <= 5
+    exec(compile(code, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.split()) > 8
+
+
+@pytest.mark.slow
+def test_the_example_with_a_draft_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PYTHON["draft"].replace("qwen2.5-coder-1.5b", "smollm2-135m"), "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) > 1.5
+
+
+def test_the_count_of_classes_is_that_of_the_guide() -> None:
+    guide = (ROOT / "docs" / "guides" / "transformers-classes.md").read_text(encoding="utf-8")
+    equal, refused, compared = re.findall(r"(\d+) equal, (\d+) refused,.*?(\d+) are composite", guide, re.DOTALL)[0]
+    said = " ".join(README.split())
+    assert (
+        f"{equal} give the tokens of their own `generate`, {refused} are refused by name, and {compared} were" in said
+    )
+
+
+def test_the_animation_is_that_of_its_command() -> None:
+    """The picture's own sentence has the numbers that the README says."""
+    svg = (ROOT / "docs" / "images" / "race.svg").read_text(encoding="utf-8")
+    tokens, few, total = re.findall(r"The same (\d+) tokens in (\d+) target passes instead of (\d+)", svg)[0]
+    assert f"the same {tokens} tokens, in {total} and in {few} target passes" in README
+    assert "@keyframes" in svg and "prefers-reduced-motion" in svg and "<script" not in svg
 
 
 @pytest.mark.slow
@@ -120,7 +161,7 @@ def test_the_decode_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_example_is_run_or_has_a_reason() -> None:
-    assert set(PYTHON) == {"first", "text", "image", "decode", *NOT_RUN_PYTHON}
+    assert set(PYTHON) == {"first", "generate", "object", "text", "image", "decode", *NOT_RUN_PYTHON}
     for code in (*PYTHON.values(), *re.findall(r"```python\n(.*?)```", PUBLISHED, re.DOTALL)):
         compile(code, "example", "exec")
 
@@ -164,9 +205,10 @@ def test_make_targets_and_files_exist() -> None:
 def test_the_table_of_methods_is_current() -> None:
     result = CliRunner().invoke(cli, ["methods", "--markdown"])
     assert result.exit_code == 0 and result.stdout == markdown()
-    held = README.partition("<!-- outrider methods --markdown -->\n")[2].partition("<!-- the end of it -->")[0]
+    page = (ROOT / "docs" / "guides" / "where-methods-run.md").read_text(encoding="utf-8")
+    held = page.partition("<!-- outrider methods --markdown -->\n")[2].partition("<!-- the end of it -->")[0]
     assert held == result.stdout, "outrider methods --markdown"
-    assert len(DRAFTERS) == 53 and len(RULES) == 20
+    assert f"the {len(DRAFTERS)} drafters and {len(RULES)} rules" in README.replace("\n", " ")
 
 
 def test_figures_are_those_of_the_report() -> None:
