@@ -25,6 +25,7 @@ from outrider.app.bench.image import image as bench_image
 from outrider.app.bench.schemas import schemas
 from outrider.app.bench.speech import speech as bench_speech
 from outrider.app.bench.text import bench
+from outrider.app.commands.advise import advise
 from outrider.app.commands.contact_sheet import contact_sheet
 from outrider.app.commands.datastore import datastore
 from outrider.app.commands.image import image
@@ -80,6 +81,7 @@ cli.command()(image)
 cli.command()(contact_sheet)
 cli.command()(speech)
 cli.command()(rag)
+cli.command()(advise)
 cli.command()(simulate)
 cli.command()(train)
 cli.command()(ladder)

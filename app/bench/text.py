@@ -96,9 +96,17 @@ def text(
         bool,
         typer.Option(
             "--compare-engines",
-            help="Measure transformers, OpenVINO GenAI and vLLM on the same prompts too; installs them in venvs.",
+            help="Measure every other engine on the same prompts too: --peers all.",
         ),
     ] = False,
+    peers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Other engines to measure on the same prompts, comma-separated: transformers, openvino-genai, vllm, "
+            "sglang, llama.cpp; all. Those that are missing are installed in venvs, llama.cpp is built.",
+        ),
+    ] = "",
     engine: Annotated[
         str, typer.Option(help="Engine: outrider, or vllm to measure the drafters on vLLM.")
     ] = "outrider",
@@ -120,6 +128,7 @@ def text(
 
     from outrider.app.bench.tables import draw
     from outrider.core.errors import unknown
+    from outrider.text.bench.peers import peers_named
     from outrider.text.bench.run import Settings, load_prompts, write
 
     if plots is not None:
@@ -143,6 +152,7 @@ def text(
     source = str(prompts) if prompts else "built in"
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
+    others = peers_named(("all",) if compare_engines else parse_names(peers))
     if engine == "vllm" or server is not None:
         from outrider.app.bench.vllm import measure
 
@@ -158,7 +168,7 @@ def text(
             model,
             device,
             dtype,
-            compare_engines,
+            others,
             source,
             parse_names(calibrate),
             context_length,
@@ -207,7 +217,7 @@ def _measure_text(
     model: str,
     device: str,
     dtype: str,
-    compare_engines: bool,
+    peers: tuple[str, ...],
     source: str,
     calibrated: tuple[str, ...] = (),
     context_length: int | None = None,
@@ -223,6 +233,7 @@ def _measure_text(
     from outrider.core.errors import InvalidOption
     from outrider.text.bench import run as texts
     from outrider.text.bench.peers import find_model, started
+    from outrider.text.measured_defaults import draft_model_of as recommended_draft_model
 
     console = Console(stderr=True, highlight=False)
     skipped: dict[str, str] = {}
@@ -237,25 +248,27 @@ def _measure_text(
             items, about["context"] = texts.lengthened(lm, items, context_length), context_length
         for name in calibrated:
             _calibrate(lm, name, items, settings, console)
+        draft_model = settings.draft_model or recommended_draft_model(model)
         with console.status("Preparing ...") as status:
             ours = texts.contenders(lm, settings)
             room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
             others = []
-            if compare_engines and settings.temperature == 0:
+            if peers and settings.temperature == 0:
                 engines = stack.enter_context(
                     started(
-                        find_model(model, lm.folder, lm.end, min(lm.context, room)),
+                        find_model(model, lm.folder, lm.end, min(lm.context, room), draft_model),
                         lambda item: lm.encode(item.content),
                         limit=settings.max_new_tokens,
                         threads=torch.get_num_threads(),
                         dtype=dtype if dtype in DTYPES else "bfloat16",
                         device=str(lm.device),
+                        names=peers,
                         say=lambda line: status.update(f"{line[:1].upper()}{line[1:]} ..."),
                     )
                 )
                 others, skipped = engines.contenders, engines.skipped
                 about["peers"] = engines.settings
-            elif compare_engines:
+            elif peers:
                 skipped["peers"] = "they decode greedily; leave out --temperature"
             status.update("Measuring the cost of passes ...")
             cost = texts.costs(lm, items)

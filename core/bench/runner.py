@@ -42,6 +42,16 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What an engine that records no steps reports of one decoding."""
+
+    passes: int  # of the target
+    drafted: int
+    accepted: int
+    seconds: float  # without the prefill
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One decoding of one item."""
 
@@ -49,6 +59,14 @@ class Outcome:
     seconds: float  # of the whole call
     steps: tuple[Step, ...] = ()  # none from other engines
     memory: int = 0  # peak bytes of the process, or of the device's memory
+    counts: Counts | None = None  # from other engines, where they report them
+
+    @property
+    def decode_speed(self) -> float | None:
+        """Tokens per second without the prefill; None if it was not measured."""
+        if self.steps:
+            return Summary.of(self.steps).tokens_per_second
+        return len(self.tokens) / max(self.counts.seconds, 1e-9) if self.counts else None
 
 
 @dataclass(frozen=True)
@@ -188,8 +206,8 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
         speeds[run.item.id].append(speed)
         if base := baseline.get((run.item.id, run.repeat)):
             ratios[run.item.id].append(speed / _speed(base))
-            if run.outcome.steps and base.steps:
-                own, reference = (Summary.of(outcome.steps).tokens_per_second for outcome in (run.outcome, base))
+            own, reference = run.outcome.decode_speed, base.decode_speed
+            if own is not None and reference is not None:
                 decode_ratios[run.item.id].append(own / max(reference, 1e-9))
     tokens = sum(len(run.outcome.tokens) for run in runs)
     seconds = sum(run.outcome.seconds for run in runs)
@@ -207,6 +225,10 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
     result["tokens_per_pass"] = total.tokens_per_pass if traced else None
     result["acceptance_rate"] = total.acceptance_rate if traced else None
     result["equivalents_per_token"] = total.equivalents_per_token if traced else None
+    if counted := [run.outcome.counts for run in runs if run.outcome.counts is not None]:
+        drafted = sum(counts.drafted for counts in counted)
+        result["tokens_per_pass"] = tokens / max(sum(counts.passes for counts in counted), 1)
+        result["acceptance_rate"] = sum(counts.accepted for counts in counted) / drafted if drafted else 0.0
     compared = [same[name] for name in speeds if name in same] if same is not None else []
     for key, word in (("identical", "same"), ("near_ties", "near"), ("wrong", "wrong")):
         result[key] = compared.count(word) / len(compared) if compared else None  # type: ignore[arg-type]

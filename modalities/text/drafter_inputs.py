@@ -21,6 +21,7 @@ from outrider.core.methods.row import HEADS, Method
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
 from outrider.text.from_transformers import target_of
+from outrider.text.measured_defaults import draft_model_of
 from outrider.text.measurements import costs_of_rounds, measured
 from outrider.text.vocab_bridge import Bridge
 
@@ -32,7 +33,7 @@ def missing_inputs(target: str, method: Method, model: TextModel | None = None) 
     """The inputs that a drafter of a target needs and that are missing, in words. If only the target's name is given,
     measurements count as missing."""
     missing = []
-    given = model is not None and model.draft_model is not None
+    given = (model is not None and model.draft_model is not None) or draft_model_of(target) is not None
     for option in method.needs:
         kind = method.inputs.get(option)
         if given and kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL):
@@ -71,7 +72,7 @@ def target(model: TextModel, request: Request) -> Any:
 
 
 def draft_model(model: TextModel, request: Request) -> Any:
-    """The draft model given, else the one trained for this target."""
+    """The draft model given, else the one trained for this target, else the one published for it."""
     return named_draft_model(model, request.value, request.method.name)
 
 
@@ -82,7 +83,7 @@ def draft_models(model: TextModel, request: Request) -> Any:
 
 
 def foreign_model(model: TextModel, request: Request) -> Any:
-    other = companion(model, request.value)
+    other = companion(model, request.value or draft_model_of(model.name))
     if other is not None:
         return other.target()
     if request.value is None or not _of_kind(request, Input.BRIDGE):
@@ -96,7 +97,7 @@ def foreign_model(model: TextModel, request: Request) -> Any:
 def bridge(model: TextModel, request: Request) -> Any:
     if request.value is not None:
         return request.value
-    other = companion(model, _of_kind(request, Input.FOREIGN_MODEL))
+    other = companion(model, _of_kind(request, Input.FOREIGN_MODEL) or draft_model_of(model.name))
     return DEFAULT if other is None else _bridge(model, other)
 
 
@@ -129,7 +130,9 @@ def _bridge(model: TextModel, other: TextModel) -> Bridge:
 
 
 def named_draft_model(model: TextModel, source: Any = None, drafter: str = DRAFT_MODEL.name) -> Any:
-    """A draft model by name or file; None: the one trained for this target."""
+    """A draft model by name or file; None: the one trained for this target, else the one published for it."""
+    if source is None and recipes.find(model.name, recipes.draft_model_for(model.name, drafter)) is None:
+        source = draft_model_of(model.name)
     source = _target(model, source)
     return _trained(model, recipes.draft_model_for(model.name, drafter) if source is None else DRAFT_MODEL.name, source)
 

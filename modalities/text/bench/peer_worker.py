@@ -6,19 +6,35 @@ the standard library at the top and nothing of Outrider, which is not installed 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import socket
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, maximum new tokens) -> new tokens, greedy
-_STATUS, _REFS = "/proc/self/status", "/proc/self/clear_refs"
+Counts = dict[str, float]  # what an engine reports of a decoding, as outrider.core.bench.runner.Counts has it
+Generate = Callable[[Sequence[int], int], tuple[Sequence[int], Counts | None]]  # (prompt, maximum new tokens); greedy
+_START_TIMEOUT = 600.0  # seconds
 
 
-def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model: how it decodes, the precision of its weights, and the process that has them."""
+
+    generate: Generate
+    precision: str
+    process: str = "self"  # its number
+
+
+def transformers(options: dict[str, Any]) -> Engine:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -32,7 +48,7 @@ def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
     if options["device"] != "cpu" and not options["lookup"]:
         extra = {"cache_implementation": "static"}  # compiled by transformers
 
-    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], None]:
         prompt = torch.tensor([list(ids)], device=options["device"])
         with torch.inference_mode():
             out = model.generate(
@@ -44,12 +60,12 @@ def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
                 **extra,
             )
         tokens: list[int] = out[0, len(ids) :].tolist()
-        return tokens
+        return tokens, None
 
-    return generate, options["dtype"]
+    return Engine(generate, options["dtype"])
 
 
-def openvino(options: dict[str, Any]) -> tuple[Generate, str]:
+def openvino(options: dict[str, Any]) -> Engine:
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -63,16 +79,16 @@ def openvino(options: dict[str, Any]) -> tuple[Generate, str]:
         config.num_assistant_tokens = options["length"]
         config.max_ngram_size = options["max_ngram"]
 
-    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], None]:
         config.max_new_tokens = limit
         prompt = ov.Tensor(np.asarray([ids], dtype=np.int64))
         mask = ov.Tensor(np.ones((1, len(ids)), dtype=np.int64))
-        return list(pipe.generate(genai.TokenizedInputs(prompt, mask), config).tokens[0])
+        return list(pipe.generate(genai.TokenizedInputs(prompt, mask), config).tokens[0]), None
 
-    return generate, "4-bit GGUF"
+    return Engine(generate, "4-bit GGUF")
 
 
-def vllm(options: dict[str, Any]) -> tuple[Generate, str]:
+def vllm(options: dict[str, Any]) -> Engine:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB: one prompt at a time needs little
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # avoids a second process that busy-waits
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -92,15 +108,15 @@ def vllm(options: dict[str, Any]) -> tuple[Generate, str]:
         **({} if options["device"] == "cpu" else {"gpu_memory_utilization": share(options["folder"])}),
     )
 
-    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], None]:
         params = SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=options["end"], detokenize=False)
         out = model.generate({"prompt_token_ids": list(ids)}, params, use_tqdm=False)
-        return list(out[0].outputs[0].token_ids)
+        return list(out[0].outputs[0].token_ids), None
 
-    return generate, options["dtype"]
+    return Engine(generate, options["dtype"])
 
 
-def sglang(options: dict[str, Any]) -> tuple[Generate, str]:
+def sglang(options: dict[str, Any]) -> Engine:
     import sglang
 
     lookup = {
@@ -119,11 +135,55 @@ def sglang(options: dict[str, Any]) -> tuple[Generate, str]:
         **(lookup if options["lookup"] else {}),
     )
 
-    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], None]:
         params = {"temperature": 0, "max_new_tokens": limit, "stop_token_ids": options["end"]}
-        return list(engine.generate(input_ids=list(ids), sampling_params=params)["output_ids"])
+        return list(engine.generate(input_ids=list(ids), sampling_params=params)["output_ids"]), None
 
-    return generate, options["dtype"]
+    return Engine(generate, options["dtype"])
+
+
+def llama_cpp(options: dict[str, Any]) -> Engine:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = str(options["threads"])
+    words = ["-m", options["gguf"], "-c", str(options["context"]), "-np", "1", "-t", threads, "-tb", threads]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--cache-ram", "0", "--no-ui", "--offline"]
+    process = subprocess.Popen([options["server"], *words, *options["arguments"]], stdin=subprocess.DEVNULL)
+    atexit.register(process.kill)
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + _START_TIMEOUT
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                break
+        except OSError:  # not there yet, or loading
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("llama-server did not start; its log says why") from None
+            time.sleep(0.1)
+
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], Counts]:
+        asked = {"prompt": list(ids), "n_predict": limit, "temperature": 0, "cache_prompt": False}
+        body = json.dumps({**asked, "return_tokens": True}).encode()
+        request = urllib.request.Request(f"{address}/completion", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=_START_TIMEOUT) as reply:
+                response = json.load(reply)
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"llama-server: {error.read().decode(errors='replace')[:200]}") from None
+        return response["tokens"], counted(response["timings"])
+
+    return Engine(generate, "the GGUF's", str(process.pid))
+
+
+def counted(timings: dict[str, float]) -> Counts:
+    """llama-server's timings of a completion. Every pass yields one token beside those that were accepted."""
+    accepted = timings.get("draft_n_accepted", 0)
+    return {
+        "passes": timings["predicted_n"] - accepted,
+        "drafted": timings.get("draft_n", 0),
+        "accepted": accepted,
+        "seconds": timings["predicted_ms"] / 1e3,
+    }
 
 
 def share(folder: str) -> float:
@@ -135,17 +195,23 @@ def share(folder: str) -> float:
     return min((1.25 * size + 6e9) / torch.cuda.get_device_properties(0).total_memory, 0.9)
 
 
-LOADERS = {"transformers": transformers, "openvino-genai": openvino, "vllm": vllm, "sglang": sglang}
+LOADERS = {
+    "transformers": transformers,
+    "openvino-genai": openvino,
+    "vllm": vllm,
+    "sglang": sglang,
+    "llama.cpp": llama_cpp,
+}
 
 
-def peak(start: bool = False) -> int:
-    """Return the peak memory since the last call with `start` (Linux; elsewhere 0)."""
+def peak(process: str, start: bool = False) -> int:
+    """Return the peak memory of a process since the last call with `start` (Linux; elsewhere 0)."""
     try:
         if start:
-            with open(_REFS, "w") as refs:
+            with open(f"/proc/{process}/clear_refs", "w") as refs:
                 refs.write("5")
             return 0
-        with open(_STATUS) as status:
+        with open(f"/proc/{process}/status") as status:
             return 1024 * int(status.read().split("VmHWM:")[1].split()[0])
     except (OSError, IndexError):
         return 0
@@ -161,15 +227,16 @@ def main() -> None:
         answers.flush()
 
     try:
-        generate, precision = LOADERS[sys.argv[1]](json.loads(sys.argv[2]))
-        answer(precision=precision)
+        engine = LOADERS[sys.argv[1]](json.loads(sys.argv[2]))
+        answer(precision=engine.precision)
         for line in sys.stdin:
             request = json.loads(line)
-            peak(start=True)
+            peak(engine.process, start=True)
             start = time.perf_counter()
-            tokens = [int(token) for token in generate(request["ids"], request["limit"])]
+            new, counts = engine.generate(request["ids"], request["limit"])
             seconds = time.perf_counter() - start
-            answer(tokens=tokens, seconds=seconds, memory=peak())
+            more = {} if counts is None else {"counts": counts}
+            answer(tokens=[int(token) for token in new], seconds=seconds, memory=peak(engine.process), **more)
     except Exception as error:
         import traceback
 

@@ -1,8 +1,9 @@
 """Runs other engines on the same prompts, each in its own process.
 
-Engines that are not dependencies get a venv in the user's cache, created on first use; an engine that cannot be
-installed is skipped with the reason. Token ids go in and out, decoding is greedy, and the number of threads is ours. To
-outrider.core.bench.runner they are contenders like any other. The process runs peer_worker.py.
+Engines that are not dependencies get a venv in the user's cache, created on first use, or are built there
+(llama_cpp.py); an engine that cannot be installed is skipped with the reason. Token ids go in and out, decoding is
+greedy, and the number of threads is ours. To outrider.core.bench.runner they are contenders like any other. The process
+runs peer_worker.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import queue
 import re
-import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,19 +24,17 @@ from typing import Any
 
 from outrider.core.assets.sources import Index
 from outrider.core.assets.store import ASSETS
-from outrider.core.bench.runner import Contender, Item, Outcome
-from outrider.core.errors import OutriderError
+from outrider.core.bench.runner import Contender, Counts, Item, Outcome
+from outrider.core.errors import unknown
 from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.core.paths import cache_folder
 from outrider.core.protocol import PLAIN
+from outrider.text.bench import llama_cpp
+from outrider.text.bench.venvs import PeerError, venv
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 _LOAD_TIMEOUT, _ANSWER_TIMEOUT = 600.0, 300.0  # seconds
 _SETTLE = 0.3  # seconds; threads of the last process still spin for a while
-
-
-class PeerError(OutriderError):
-    """An engine that cannot be installed or has stopped."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Peer:
     max_ngram: int = 3  # longest n-gram of its prompt lookup
     reads: str = "folder"  # "folder" of safetensors or "gguf"
     folder: str = ""  # of its venv; empty: its name
+    modes: tuple[str, ...] = (PLAIN, PROMPT_LOOKUP.name)  # in which it is measured
+    own_version: str = ""  # of an engine that is not a package
 
     @property
     def venv(self) -> Path:
@@ -66,6 +67,8 @@ class Peer:
 
     @property
     def version(self) -> str:
+        if self.own_version:
+            return self.own_version
         if self.packages:
             return self.packages[0].split("==")[1]
         from importlib.metadata import version
@@ -86,41 +89,24 @@ PEERS = {
             size="3.4 GB",
         ),
         Peer("sglang", None, cuda=("sglang==0.5.23",), length=12),
+        Peer(llama_cpp.NAME, reads="gguf", modes=tuple(llama_cpp.MODES), own_version=llama_cpp.VERSION),
     )
 }
+
+
+def peers_named(names: Sequence[str]) -> tuple[str, ...]:
+    """These engines, checked; "all" is every one."""
+    for name in names:
+        if name not in PEERS and name != "all":
+            raise unknown("peer", name, ["all", *PEERS])
+    return tuple(PEERS) if "all" in names else tuple(dict.fromkeys(names))
 
 
 def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
     """Return the interpreter of an engine; its venv is created if it is missing or has other packages."""
     if not peer.packages:
         return Path(sys.executable)
-    folder = peer.venv
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    stamp, wanted = folder / "outrider.txt", "\n".join(peer.packages)
-    if stamp.is_file() and stamp.read_text() == wanted and python.is_file():
-        return python
-    say(f"creating a venv for {peer.name} in {folder} (once; {peer.size})")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _call([sys.executable, "-m", "venv", str(folder)])
-    pip(python, "install", "--only-binary=:all:", *peer.packages)
-    if peer.unwanted:
-        pip(python, "uninstall", "--yes", *peer.unwanted)
-    stamp.write_text(wanted)
-    return python
-
-
-def pip(python: Path, what: str, *words: str, **env: str) -> None:
-    """Run pip quietly with additional environment variables; raises PeerError if it fails."""
-    _call([str(python), "-m", "pip", what, "--quiet", "--disable-pip-version-check", "--no-input", *words], **env)
-
-
-def _call(command: Sequence[str], **env: str) -> None:
-    completed = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
-    if completed.returncode:
-        lines = [line for line in (completed.stderr + completed.stdout).splitlines() if line.strip()]
-        errors = [line for line in lines if "ERROR" in line or "rror:" in line]
-        raise PeerError(f"not installable here: {(errors or lines or ['no reason given'])[-1].strip()}")
+    return venv(peer.venv, peer.packages, peer.unwanted, say, peer.name, peer.size)
 
 
 @dataclass(frozen=True)
@@ -131,16 +117,23 @@ class Model:
     gguf: Path | None
     end: tuple[int, ...]
     context: int
+    draft: Path | None = None  # the GGUF file of a draft model
 
 
-def find_model(source: str, folder: Path | None, end: Sequence[int], context: int) -> Model:
-    """Find the files for other engines; `source` is the model's name or path, `folder` the one that we run."""
-    gguf: Path | None = None
+def find_model(
+    source: str, folder: Path | None, end: Sequence[int], context: int, draft_model: str | None = None
+) -> Model:
+    """Find the files for other engines; `source` is the model's name or path, `folder` the one that we run, and
+    `draft_model` a NAME or NAME:DTYPE."""
+    name = None if draft_model is None else draft_model if gguf_of(draft_model) else draft_model.rpartition(":")[0]
+    return Model(folder, gguf_of(source), tuple(end), context, gguf_of(name) if name else None)
+
+
+def gguf_of(source: str) -> Path | None:
+    """The GGUF file of a model, which is fetched if it is the catalogue's."""
     if source in ASSETS:
-        gguf = next(iter(sorted(ASSETS[source].folder.glob("*.gguf"))), None) or _packaged(source)
-    elif source.lower().endswith(".gguf"):
-        gguf = Path(source).expanduser()
-    return Model(folder, gguf, tuple(end), context)
+        return next(iter(sorted(ASSETS[source].folder.glob("*.gguf"))), None) or _packaged(source)
+    return Path(source).expanduser() if source.lower().endswith(".gguf") else None
 
 
 def _packaged(name: str) -> Path | None:
@@ -220,6 +213,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if os.name != "nt":
+            with suppress(ProcessLookupError, PermissionError):  # a server that it started
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._listener.join(3)  # a remaining child process can keep stdout open
         if self._process.stdout and not self._listener.is_alive():
             self._process.stdout.close()
@@ -246,7 +242,7 @@ def started(
     names: Sequence[str] = tuple(PEERS),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Peers]:
-    """Start every engine, plain and with prompt lookup, within the context; their processes end with it."""
+    """Start every engine in each of its modes within the context; their processes end with it."""
     workers: list[Worker] = []
     peers = Peers()
     try:
@@ -254,21 +250,24 @@ def started(
             try:
                 peer = PEERS[name].on(device.partition(":")[0])
                 python = python_of(peer, say)
+                if name == llama_cpp.NAME:
+                    llama_cpp.server(say)
             except (PeerError, OSError) as error:
                 peers.skipped[name] = str(error)
                 continue
-            for lookup in (False, True):
-                full = f"{name} {PROMPT_LOOKUP if lookup else PLAIN}"
+            for mode in peer.modes:
+                full = f"{name} {mode}"
                 say(f"starting {full}")
                 try:
-                    settings = _options(peer, model, lookup, threads, dtype, device)
+                    settings = _options(peer, model, mode, threads, dtype, device)
                     worker = Worker(python, name, settings, cache_folder() / "peers" / f"{full.replace(' ', '-')}.log")
                     workers.append(worker)
                     settings["precision"] = worker.answer(_LOAD_TIMEOUT)["precision"]
                 except (PeerError, OSError) as error:
                     peers.skipped[full] = str(error)
                     continue
-                shown = ("precision", "threads") + (("length", "max_ngram") if lookup else ())
+                more = _SHOWN.get(mode, ("arguments",) if "arguments" in settings else ())
+                shown = ("precision", "threads", *more)
                 peers.settings[full] = {"version": peer.version} | {key: settings[key] for key in shown}
                 peers.contenders.append(_contender(full, name, worker, ids, limit))
         yield peers
@@ -277,12 +276,19 @@ def started(
             worker.close()
 
 
-def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str, device: str) -> dict[str, Any]:
+_SHOWN = {PROMPT_LOOKUP.name: ("length", "max_ngram"), PLAIN: ()}  # settings of a mode that the report has
+
+
+def _options(peer: Peer, model: Model, mode: str, threads: int, dtype: str, device: str) -> dict[str, Any]:
     if (model.gguf if peer.reads == "gguf" else model.folder) is None:
         raise PeerError(
             f"it reads {'GGUF files' if peer.reads == 'gguf' else 'folders of safetensors'}, and none was found"
         )
-    return {
+    more: dict[str, Any] = {}
+    if peer.name == llama_cpp.NAME:
+        more["server"] = str(llama_cpp.folder() / "llama-server")
+        more["arguments"] = list(llama_cpp.MODES[mode].arguments(model.draft))
+    return more | {
         "folder": str(model.folder),
         "gguf": str(model.gguf),
         "end": list(model.end),
@@ -290,7 +296,7 @@ def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str, d
         "threads": threads,
         "dtype": dtype,
         "device": device,
-        "lookup": lookup,
+        "lookup": mode == PROMPT_LOOKUP.name,
         "length": peer.length,
         "max_ngram": peer.max_ngram,
     }
@@ -299,6 +305,7 @@ def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str, d
 def _contender(full: str, engine: str, worker: Worker, ids: Callable[[Item], Sequence[int]], limit: int) -> Contender:
     def run(item: Item) -> Outcome:
         response = worker.ask(ids(item), limit)
-        return Outcome(tuple(response["tokens"]), response["seconds"], memory=response["memory"])
+        counts = Counts(**response["counts"]) if "counts" in response else None
+        return Outcome(tuple(response["tokens"]), response["seconds"], memory=response["memory"], counts=counts)
 
     return Contender(full, run, engine=engine, optional=True, settle=_SETTLE)

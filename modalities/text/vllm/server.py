@@ -28,7 +28,8 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.methods.lookup import PROMPT_LOOKUP, SUFFIX
 from outrider.core.methods.trained import MEDUSA
 from outrider.core.paths import cache_folder
-from outrider.text.bench.peers import PEERS, pip
+from outrider.text.bench.peers import PEERS
+from outrider.text.bench.venvs import pip
 from outrider.text.vllm.client import Client, ServeError
 from outrider.text.vllm.export import NOTE, WRITERS, export, refused
 

@@ -15,8 +15,10 @@ import pytest
 
 from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Item
-from outrider.text.bench import peer_worker, peers
-from outrider.text.bench.peers import PEERS, Model, Peer, PeerError, Worker, find_model, python_of, started
+from outrider.core.errors import OutriderError
+from outrider.text.bench import llama_cpp, peer_worker, peers
+from outrider.text.bench.peers import PEERS, Model, Peer, Worker, find_model, python_of, started
+from outrider.text.bench.venvs import PeerError
 
 STAND_IN = """
 import json, sys, time
@@ -200,3 +202,72 @@ def test_output_of_libraries_is_kept_out_of_the_answers(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert list(answer) == ["error"]
     assert "Traceback" in done.stderr
+
+
+# ---- llama.cpp
+
+TIMINGS = {  # in the form of llama-server, 0.3.36
+    "cache_n": 0,
+    "prompt_n": 36,
+    "prompt_ms": 226.6,
+    "predicted_n": 48,
+    "predicted_ms": 1251.5,
+    "draft_n": 54,
+    "draft_n_accepted": 29,
+}
+
+
+def test_timings_of_llama_server_become_counts() -> None:
+    assert peer_worker.counted(TIMINGS) == {"passes": 19, "drafted": 54, "accepted": 29, "seconds": 1.2515}
+    plain = {"predicted_n": 4, "predicted_ms": 10.0}
+    assert peer_worker.counted(plain) == {"passes": 4, "drafted": 0, "accepted": 0, "seconds": 0.01}
+
+
+def test_costs_printed_by_llama_bench_are_medians_by_tokens() -> None:
+    printed = [{"n_prompt": 1, "samples_ns": [3e6, 2e6, 9e6]}, {"n_prompt": 4, "samples_ns": [4e6]}]
+    assert llama_cpp.parse_costs(json.dumps(printed)) == {1: 3.0, 4: 4.0}
+    with pytest.raises(PeerError, match="no measurements"):
+        llama_cpp.parse_costs("error")
+
+
+def test_modes_of_llama_cpp_name_their_options_and_a_draft_model_is_needed(tmp_path: Path) -> None:
+    assert llama_cpp.MODES["plain"].arguments(None) == ()
+    model = llama_cpp.MODES["draft-simple"].arguments(tmp_path / "d.gguf")
+    assert model[:4] == ("--spec-type", "draft-simple", "--spec-draft-model", str(tmp_path / "d.gguf"))
+    with pytest.raises(PeerError, match="GGUF file of a draft model"):
+        llama_cpp.MODES["draft-simple"].arguments(None)
+
+
+def test_a_folder_of_ones_own_without_the_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_LLAMA_CPP", str(tmp_path))
+    assert not llama_cpp.built()
+    with pytest.raises(PeerError, match="has no llama-server"):
+        llama_cpp.server(lambda line: None)
+
+
+def test_the_engines_to_measure_are_checked_by_name() -> None:
+    assert peers.peers_named(["vllm", "llama.cpp", "vllm"]) == ("vllm", "llama.cpp")
+    assert peers.peers_named(["all"]) == tuple(PEERS)
+    with pytest.raises(OutriderError, match=r"llama\.cpp"):
+        peers.peers_named(["lama.cpp"])
+
+
+@pytest.mark.slow
+def test_llama_cpp_decodes_the_default_model_in_its_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Needs a build, which takes minutes: that of `outrider bench text --peers llama.cpp`, or $OUTRIDER_LLAMA_CPP."""
+    monkeypatch.undo()
+    gguf = ASSETS["smollm2-135m"].folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not llama_cpp.built() or not gguf.is_file():
+        pytest.skip("llama.cpp is not built here, or the default model was not fetched as a GGUF file")
+    ids = [1, 9690, 198, 504, 3575, 282, 4649, 314]
+    with started(
+        Model(None, gguf, (2,), 256), lambda item: item.content, limit=24, threads=1, names=("llama.cpp",)
+    ) as result:
+        modes = [contender.name.removeprefix("llama.cpp ") for contender in result.contenders]
+        assert modes == ["plain", "ngram-simple", "ngram-cache"], result.skipped
+        assert "draft model" in result.skipped["llama.cpp draft-simple"]
+        outcomes = [contender.run(Item("a", "t", ids)) for contender in result.contenders]
+    assert len({outcome.tokens for outcome in outcomes}) == 1
+    assert all(outcome.counts and outcome.counts.seconds > 0 and outcome.memory > 1e7 for outcome in outcomes)
+    plain = outcomes[0].counts
+    assert plain is not None and plain.passes == len(outcomes[0].tokens) == 24

@@ -1,0 +1,37 @@
+"""What pays for a target of the catalogue, as measured: its draft model, and the drafter that `auto` stands for.
+
+One row a target; a target without a row has no published draft model here, and `auto` is what it is elsewhere. A row
+says what was measured, so that it can be measured again. Loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDefault:
+    """The default of one target."""
+
+    draft_model: str | None = None  # of the catalogue, with the target's tokens
+    drafter: str | None = None  # in place of `auto`; None: `auto` itself
+    options: Mapping[str, Any] = field(default_factory=dict)  # of that drafter
+    measured: str = ""  # with what result, and how
+
+
+DEFAULTS: Mapping[str, MeasuredDefault] = {
+    "qwen2.5-coder-1.5b": MeasuredDefault(draft_model="qwen2.5-coder-0.5b"),
+}
+_NONE = MeasuredDefault()
+
+
+def default_of(target: str) -> MeasuredDefault:
+    """The row of a target, by its name."""
+    return DEFAULTS.get(target, _NONE)
+
+
+def draft_model_of(target: str) -> str | None:
+    """The draft model that is published for a target."""
+    return default_of(target).draft_model
