@@ -132,7 +132,7 @@ def show(
     from rich.text import Text
 
     head = f"{about['model']}, {about['dtype']}, {about['device']}; {about['prompts']} prompts of up to "
-    console.print(Text(head + f"{about['tokens']} tokens", style="bold"))
+    console.print(Text(head + f"{about['tokens']} tokens", style="bold"), soft_wrap=True)
     for line in lines(given):
         console.print(line, soft_wrap=True)
     console.print(_table(given.best[:_ROWS]))
@@ -140,6 +140,7 @@ def show(
         for line in each.lines():
             console.print(Text(line), soft_wrap=True)
     if checked:
+        console.print(Text("Predictions held against measurement", style="bold"))
         console.print(_check_table(checked))
 
 
@@ -195,7 +196,6 @@ def _check_table(checked: Sequence[Checked]) -> Any:
     from outrider.app.viz.fitted import Fitted
 
     table = Table("", "drafts", "predicted (95 %)", "measured (runs)", "error", box=SIMPLE_HEAD)
-    table.title, table.title_justify = "Predictions held against measurement", "left"
     for each in checked:
         table.add_row(
             each.name,

@@ -22,7 +22,11 @@ class MeasuredDefault:
 
 
 DEFAULTS: Mapping[str, MeasuredDefault] = {
-    "qwen2.5-coder-1.5b": MeasuredDefault(draft_model="qwen2.5-coder-0.5b"),
+    "qwen2.5-coder-1.5b": MeasuredDefault(
+        draft_model="qwen2.5-coder-0.5b",
+        measured="int4, two quiet cores with AVX-512 BF16, 6 prompts of 64 tokens, greedy (2026-11-25): auto 1.10x; "
+        "chains of 5 by the draft model 1.05x (0.73-1.46), 3.68 tokens a pass, each of its passes half of the target's",
+    ),
 }
 _NONE = MeasuredDefault()
 

@@ -13,6 +13,7 @@ from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.text import drafter_inputs
+from outrider.text.measured_defaults import default_of
 from outrider.text.options import Options
 
 if TYPE_CHECKING:
@@ -83,9 +84,13 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
         head = model.head if fits and "head" not in options.drafter_options else None
     if head is not None and drafter == AUTO.name:
         drafter = drafter_inputs.drafters_of_head(model, head)[-1]
+    drafter_options = options.drafter_options
+    default = default_of(model.name)
+    if drafter == AUTO.name and default.drafter is not None and not drafter_options:
+        drafter, drafter_options = default.drafter, default.options
     return catalogue.drafter(
         drafter,
-        options.drafter_options,
+        drafter_options,
         draft_model=draft_model,
         head=head,
         num_draft_tokens=options.num_draft_tokens,

@@ -27,7 +27,7 @@ from outrider.text.model import TextModel
 LONGEST = 12  # draft tokens of the records
 _TREES = (8, 16)  # nodes
 _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that run on all
-_SHORT = (2, 5)  # lengths at which the time of drafting is measured besides the longest
+_SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
 Say = Callable[[str], None]

@@ -29,12 +29,12 @@ def test_a_tiny_model_is_measured_and_its_predictions_are_checked(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     folder, found, picture = TINY.write(tmp_path / "tiny"), tmp_path / "advice.json", tmp_path / "advice.png"
     command = ["advise", "--model", str(folder), "--drafters", "prompt-lookup,suffix,auto", "--num-prompts", "5"]
-    command += ["--max-new-tokens", "12", "--max-draft-tokens", "3", "--batch-sizes", "2", "--check"]
+    command += ["--max-new-tokens", "32", "--max-draft-tokens", "3", "--batch-sizes", "2", "--check"]
     command += ["--dtype", "float32", "--device", "cpu", "--json", str(found), "--plot", str(picture)]
     result = CliRunner().invoke(cli, command, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     assert "Use " in result.stdout or "Don't draft: " in result.stdout
-    assert "Predictions held against measurement" in result.stdout and "vLLM: " in result.stdout
+    assert "Predictions held against measurement" in result.stdout, result.stdout
     report = json.loads(found.read_text())
     names = {each["drafter"] for each in report["candidates"]}
     assert "prompt-lookup" in names and len(report["checked"]) >= 3
@@ -51,7 +51,7 @@ def test_the_advice_in_words_and_as_a_picture(tmp_path: Path) -> None:
     tree = Candidate("eagle3, tree of 8", (record,), DraftCost({}), shape="tree of 8", options={"nodes": 8})
     given = advise(machine, [chain], (1, 4))
     first, why, batches = lines(given)
-    assert first.startswith("Use draft-model with drafts of 3 tokens: 2.") and why.startswith("Why: a round yields")
+    assert first.startswith("Use draft-model with drafts of 2 tokens: 2.") and why.startswith("Why: a round yields")
     assert "stops paying at 4 rows" in batches
     assert lines(advise(machine, [tree]))[0].startswith("Use eagle3 (tree of 8): ")
     nothing = Candidate("x", ((Attempt(3, 3, 0, 1),),), DraftCost({(1, 3): 2.0}))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outrider.core.assets.store import ASSETS
-from outrider.core.bench.runner import Item
+from outrider.core.bench.runner import Counts, Item
 from outrider.core.errors import OutriderError
 from outrider.text.bench import llama_cpp, peer_worker, peers
 from outrider.text.bench.peers import PEERS, Model, Peer, Worker, find_model, python_of, started
@@ -250,6 +250,56 @@ def test_the_engines_to_measure_are_checked_by_name() -> None:
     assert peers.peers_named(["all"]) == tuple(PEERS)
     with pytest.raises(OutriderError, match=r"llama\.cpp"):
         peers.peers_named(["lama.cpp"])
+
+
+SERVER = """#!{python}
+import http.server, json, sys
+words = sys.argv[1:]
+if "broken.gguf" in words:
+    sys.exit("error: failed to load model")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(200, {{"status": "ok"}})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["prompt"] == [13]:
+            return self.answer(400, {{"error": "too long"}})
+        assert not asked["cache_prompt"] and asked["temperature"] == 0 and asked["return_tokens"]
+        timings = {{"predicted_n": 3, "predicted_ms": 8.0, "draft_n": 4, "draft_n_accepted": 2}}
+        spec = "--spec-type" in words
+        self.answer(200, {{"tokens": [*asked["prompt"], asked["n_predict"], int(spec)], "timings": timings}})
+    def answer(self, code, data):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+    def log_message(self, *args):
+        pass
+place = words.index("--port") + 1
+http.server.HTTPServer(("127.0.0.1", int(words[place])), Handler).serve_forever()
+"""
+
+
+def test_the_worker_starts_a_llama_server_asks_it_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in speaks the server's protocol; the next test runs the real one where it is built."""
+    monkeypatch.setattr(peers, "WORKER", Path(peer_worker.__file__))
+    monkeypatch.setenv("OUTRIDER_LLAMA_CPP", str(tmp_path))
+    server = tmp_path / "llama-server"
+    server.write_text(SERVER.format(python=sys.executable))
+    server.chmod(0o755)
+    model = Model(None, tmp_path / "m.gguf", (2,), 64)
+    with started(model, lambda item: item.content, limit=9, threads=1, names=("llama.cpp",)) as result:
+        assert "GGUF file of a draft model" in result.skipped["llama.cpp draft-simple"]
+        plain, simple, cache = result.contenders
+        outcome = plain.run(Item("a", "t", [4, 5]))
+        assert outcome.tokens == (4, 5, 9, 0) and outcome.counts == Counts(1, 4, 2, 0.008)
+        assert outcome.decode_speed == 500 and outcome.memory > 0
+        assert simple.run(Item("a", "t", [4])).tokens == cache.run(Item("a", "t", [4])).tokens == (4, 9, 1)
+        assert result.settings["llama.cpp ngram-cache"]["arguments"][:2] == ["--spec-type", "ngram-cache"]
+        with pytest.raises(PeerError, match="too long"):
+            plain.run(Item("a", "t", [13]))
+    broken = Model(None, Path("broken.gguf"), (2,), 64)
+    with started(broken, lambda item: item.content, limit=9, threads=1, names=("llama.cpp",)) as result:
+        assert not result.contenders and "did not start" in result.skipped["llama.cpp plain"]
 
 
 @pytest.mark.slow
