@@ -317,8 +317,10 @@ async function begin() {
     $("story").open = false;
     openText(own, document.getElementById("opened").dataset.name, "opened");
     tell(0, 0, false);
-  } else if (await follow()) tell(0, 0, false);
-  else tell(0, 0, true);
+  } else if (await follow()) {
+    $("story").open = false;
+    tell(0, 0, false);
+  } else tell(0, 0, true);
   document.body.dataset.ready = String(Math.round(performance.now()));
 }
 

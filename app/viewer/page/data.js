@@ -105,6 +105,7 @@ function readRecording(value, hasPlain) {
       number(list(one, "a word", 2)[0], "a word's start", 0, LIMITS.sound),
       visible(text(one[1], "a word", LIMITS.text)),
     ]),
+    timings: list(value.seconds ?? [], "seconds", 100).map((one) => number(one, "a timing", 0, 1e9)),
     plain: null,
   };
   if (hasPlain && isObject(value.plain)) found.plain = readRecording(value.plain, false);

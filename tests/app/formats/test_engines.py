@@ -104,6 +104,21 @@ def test_contradictions_are_refused(content: Any, said: str) -> None:
         read(content)
 
 
+def test_a_file_recorded_with_vllm_is_read() -> None:
+    """tests/app/formats/vllm.json: a response of vLLM's CPU build, version 0.32.0, drafting with EAGLE-3."""
+    path = Path(__file__).with_name("vllm.json")
+    found = opened(path.read_bytes())
+    assert found.trace is not None and found.acceptance is not None
+    reported = json.loads(path.read_bytes())
+    usage, metrics = reported["usage"], reported["metrics"]["speculative_decoding"]
+    summary = found.trace.summary()
+    assert (summary.tokens, summary.accepted) == (usage["completion_tokens"], metrics["num_accepted_draft_tokens"])
+    names = found.content["names"]
+    assert "".join(names[str(token)] for token in found.trace.tokens()).startswith(
+        reported["choices"][0]["message"]["content"][:40]
+    )
+
+
 def test_an_acceptance_of_nothing_is_valid() -> None:
     nothing = Acceptance(engine="vllm", steps=(), tokens=1).filled()
     assert to_aiperf(nothing)["mean_acceptance_length"] == 1.0 and len(nothing.trace().steps) == 1
