@@ -23,7 +23,7 @@ from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import NativeChain
 from outrider.core.engine.native.native_pass import NativePass, native_pass
-from outrider.core.engine.rotary import rope_table
+from outrider.core.engine.rotary import Factors, rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
@@ -64,13 +64,14 @@ class Network:
         self._post_norms = [[None if norm is None else norm.to(wide) * root for norm in pair] for pair in post_norms]
         self._embedding_scale = float(torch.tensor(config.variant.embedding_scale, dtype=self.dtype))
         self._plain_attention = config.variant.attention_softcap is None and not config.variant.sinks
-        self._angles = torch.zeros(0), torch.zeros(0)
-        self._local_angles = self._angles  # of layers with an attention window
-        self._angles_of: dict[bool, tuple[Tensor, Tensor]] = {}  # LongRoPE: with the short and the long factors
-        self._long = False  # which of them are in use
+        # the rotary tables, and those of layers with an attention window; LongRoPE: with the short and the long factors
+        self._factors, nothing = Factors(), (torch.zeros(0), torch.zeros(0))
+        self._tables = dict.fromkeys((False, True), (nothing, nothing))
         self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
         self.graphs: Graphs | None = None  # captured passes, if enabled
         self._native = native_pass(config, layers, self.dtype)
+        if self._native is not None:
+            self._native.factors = self._factors
         self.fused = fused_pass(config, layers, self.dtype, self.device)  # on a GPU, where Triton is
 
     @cached_property
@@ -122,32 +123,30 @@ class Network:
         return logits.view(*x.shape[:-1], self.config.vocabulary)
 
     def ensure_positions(self, count: int, long: bool = False) -> None:
-        """Extend the rotary tables to at least `count` positions. `long`: use LongRoPE's long factors from now on."""
+        """Extend the rotary tables to at least `count` positions. `long`: this thread's passes use LongRoPE's long
+        factors from now on."""
         with nullcontext() if self.graphs is None else self.graphs.pool.lock:  # not while a pass reads them
-            self._ensure_positions(count, long)
+            self._factors.long = long
+            if len(self._angles[0]) < count:
+                self._extend(max(2 * count, min(self.config.context, 4096)), long)
 
-    def _ensure_positions(self, count: int, long: bool) -> None:
-        if long != self._long:
-            self._angles_of[self._long] = self._angles
-            self._long, self._angles = long, self._angles_of.get(long, (torch.zeros(0), torch.zeros(0)))
-            self._local_angles = self._angles
-            if self._native is not None and len(self._angles[0]) >= count:
-                self._set_native_angles(len(self._angles[0]))
-        if len(self._angles[0]) < count:
-            size = max(2 * count, min(self.config.context, 4096))
-            theta = self.config.variant.local_rope_theta
-            local = None if theta is None else replace(self.config, rope_theta=theta, rope_scaling=None)
-            angles = rope_table(self.config, size, self.dtype, self.device, long=long)
-            self._local_angles = angles if local is None else rope_table(local, size, self.dtype, self.device)
-            self._angles = angles
-            if self._native is not None:
-                self._set_native_angles(size)
+    def _extend(self, size: int, long: bool) -> None:
+        theta = self.config.variant.local_rope_theta
+        local = None if theta is None else replace(self.config, rope_theta=theta, rope_scaling=None)
+        if self._native is not None:
+            half = self.config.head_dim // 2
+            cosine, sine = rope_table(self.config, size, torch.float32, self.device, long=long)
+            self._native.set_angles(cosine[:, :half], sine[:, half:])
+        angles = rope_table(self.config, size, self.dtype, self.device, long=long)
+        self._tables[long] = angles, angles if local is None else rope_table(local, size, self.dtype, self.device)
 
-    def _set_native_angles(self, size: int) -> None:
-        assert self._native is not None
-        half = self.config.head_dim // 2
-        cosine, sine = rope_table(self.config, size, torch.float32, self.device, long=self._long)
-        self._native.set_angles(cosine[:, :half], sine[:, half:])
+    @property
+    def _angles(self) -> tuple[Tensor, Tensor]:
+        return self._tables[self._factors.long][0]
+
+    @property
+    def _local_angles(self) -> tuple[Tensor, Tensor]:
+        return self._tables[self._factors.long][1]
 
     @property
     def angles(self) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ Independent of weights."""
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,13 @@ from outrider.core.engine.types import Config
 from outrider.core.errors import unknown
 
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
+
+
+class Factors(threading.local):
+    """Which of LongRoPE's factors the passes of a thread use: another thread's text may be on the other side of the
+    original context."""
+
+    long = False
 
 
 def rope_table(

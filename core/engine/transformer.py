@@ -223,7 +223,7 @@ class Decoder:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)
-        self.network.ensure_positions(rows.host[0] + wait + steps)
+        self.network.ensure_positions(rows.host[0] + wait + steps, self.cache.long)
         uniforms, conditioning = None if sampling.greedy else numbers, self.network.conditioning_of(0)
         tokens, distributions = chain.draw(
             rows.pending[0], rows.host[0], self.cache.store, steps, conditioning, uniforms, sampling.temperature
@@ -318,7 +318,8 @@ class Decoder:
             return None
         if type(self).score is not Decoder.score:
             return None
-        network.ensure_positions(max(self.cache.rows.host) + self.cache.rows.pending.shape[1] + scratch + 2)
+        longest = max(self.cache.rows.host) + self.cache.rows.pending.shape[1]
+        network.ensure_positions(longest + scratch + 2, self.cache.long)
         with graphs.pool.lock:
             angles = network.angles
             key = (*key, sampling, *sorted(self._taps), angles[0].data_ptr())

@@ -12,6 +12,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from outrider.core.engine.rotary import Factors
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.kernels import native
 
@@ -58,11 +59,12 @@ class NativePass:
                 setattr(struct, name, native.at(weight))
             for name in ("qkv", "out", "up_gate", "down"):
                 setattr(struct, name, getattr(layer, name).matrix)
-        self._angles = torch.zeros(2, 0)
+        self.factors = Factors()
+        self._angles = {False: torch.zeros(2, 0)}
 
     def set_angles(self, cosine: Tensor, sine: Tensor) -> None:
-        """Set the rotary tables, [positions, d / 2] each, in 32 bits."""
-        self._angles = torch.stack([cosine, sine])
+        """Set the rotary tables, [positions, d / 2] each, in 32 bits, of the factors in use."""
+        self._angles[self.factors.long] = torch.stack([cosine, sine])
 
     def run(
         self,
@@ -105,7 +107,7 @@ class NativePass:
         positions = layout.positions.contiguous()
         mask = None if layout.mask is None else layout.mask.contiguous()
         slots = None if layout.slots is None else layout.slots.contiguous()
-        angles = self._angles  # another thread may replace them meanwhile
+        angles = self._angles[self.factors.long]  # another thread may replace them meanwhile
         rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
         workspace = native.work(self.workspace_size(len(x), layout.columns))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]

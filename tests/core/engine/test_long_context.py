@@ -3,6 +3,7 @@ length, whatever was drafted and whatever else is in the batch."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,13 @@ def test_graphs_cross_the_switch(name: str | None) -> None:
         target = ours(device="cuda")
         drafter = None if name is None else trial_drafter(DRAFTERS[name], {}, lambda: target)
         assert decoded(loading.make_decoder(loading.with_graphs(target.network)), drafter) == greedy()
+
+
+def test_threads_on_both_sides_of_the_switch() -> None:
+    network = ours().network
+    with ThreadPoolExecutor(3) as threads:
+        found = threads.map(lambda prompt: decoded(loading.make_decoder(network), None, [prompt])[0], PROMPTS * 6)
+        assert list(found) == greedy() * 6
 
 
 def test_compiled_passes_cross_the_switch() -> None:
