@@ -1,4 +1,4 @@
-"""The page: tabs for text, image and speech, for comparing methods, for theory and for traces.
+"""The page: tabs for text, image and speech, for measuring drafters and for traces.
 
 It is served on 127.0.0.1, or on another address with a password, behind the layers of `guard`. Models are loaded on
 first use, the page loads nothing from elsewhere, one run computes at a time, and the queue is bounded. Programs can
@@ -11,36 +11,41 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from outrider.app.page import theme, validate
+from outrider.app.page import device_load, theme, validate
 from outrider.app.page.backends.image import ImageBackend
 from outrider.app.page.backends.interface import Backend, ModelSpec, checked
 from outrider.app.page.backends.speech import SpeechBackend
 from outrider.app.page.backends.text import TextBackend
 from outrider.app.page.backends.vllm import VllmBackend
-from outrider.app.page.compare_tab import CompareTab
-from outrider.app.page.controls import NO_PROGRESS, visitor
+from outrider.app.page.batch_tab import BatchTab
+from outrider.app.page.controls import NO_PROGRESS, redraw, visitor
+from outrider.app.page.first_view import FirstView, first_view
 from outrider.app.page.guard import guarded
 from outrider.app.page.guard.access import LOCAL, Access
 from outrider.app.page.guard.limits import Limits
 from outrider.app.page.guard.sessions import abandoned, bound_sessions, forget, waiting_runs
 from outrider.app.page.kept_recordings import KeptRecordings
+from outrider.app.page.lab_tab import LabTab
 from outrider.app.page.modality_tab import ModalityTab
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread
 from outrider.app.page.runner import error_box
-from outrider.app.page.theory_tab import build_theory
+from outrider.app.page.trace_view import opening_race
 from outrider.app.page.traces_tab import TracesTab
+from outrider.app.viz.words import words
 from outrider.core.device import AUTO, device_name, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 
-TABS = ("text", "image", "speech", "compare", "theory", "traces")
+TABS = {name: name for name in ("text", "image", "speech", "lab", "batch", "traces")} | {
+    "compare": "lab",
+    "theory": "text",
+}
 
 
 def backends(
@@ -62,31 +67,38 @@ def build(
     compared: Mapping[str, Backend] | None = None,
     device: str = "cpu",
 ) -> gr.Blocks:
-    """The page, whose models run on `device`. `shown` are the backends of the modality tabs, `compared` of the Compare
+    """The page, whose models run on `device`. `shown` are the backends of the modality tabs, `compared` of the Lab
     tab (by default the same)."""
     shown = backends() if shown is None else shown
     kept = KeptRecordings()
     queue = RunQueue(validate.WAITING, lambda: waiting_runs(page))
     tabs = {name: ModalityTab(backend, queue, kept) for name, backend in shown.items()}
     with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(600, 600)) as page:
-        gr.HTML(theme.HEAD.replace("{device}", escape(device_name(device))))
+        with gr.Row(elem_classes=["or-head"]):
+            gr.HTML(theme.HEAD, js_on_load=theme.script())
+            chip = gr.HTML(device_load.chip(device_name(device)), elem_id="device-chip")
         with gr.Tabs(elem_id="tabs") as container:
             for name, tab in tabs.items():
-                with gr.Tab(tab.backend.title, id=name, elem_id=f"tab-{name}"):
-                    tab.build()
-            with gr.Tab("Compare", id="compare"):
-                CompareTab(compared or shown, queue).build()
-            with gr.Tab("Theory", id="theory"):
-                build_theory()
+                with gr.Tab(tab.backend.title, id=name, elem_id=f"tab-{name}") as shown_tab:
+                    tab.build(opened=name == "text")
+                if name != "text":
+                    shown_tab.select(tab.view.open_example, None, tab.view.outputs, **redraw())
+            with gr.Tab("Lab", id="lab"):
+                LabTab(compared or shown, queue).build()
+            own = (compared or shown)["text"]
+            with gr.Tab("Batch", id="batch"):
+                BatchTab(own, queue, kept).build()
             with gr.Tab("Traces", id="traces"):
                 TracesTab(kept).build()
-        outputs = [part for tab in tabs.values() for part in (*tab.inputs, tab.about)]
+        with gr.Accordion("Words", open=False, elem_id="words"):
+            gr.HTML(words())
+        outputs = [chip, *(part for tab in tabs.values() for part in tab.linked)]
 
         def apply_query(request: gr.Request) -> list[Any]:
-            query = {key[:40]: value[: validate.PROMPT] for key, value in list(dict(request.query_params).items())[:40]}
-            name = query.get("panel")
-            selected = gr.Tabs(selected=name) if name in TABS else gr.skip()
-            return [selected, *(update for tab in tabs.values() for update in tab.from_query(query))]
+            query = {key[:40]: value for key, value in list(dict(request.query_params).items())[:40]}
+            selected = gr.Tabs(selected=TABS[query["panel"]]) if query.get("panel") in TABS else gr.skip()
+            updates = (update for tab in tabs.values() for update in tab.from_query(query))
+            return [selected, device_load.chip(device_name(device)), *updates]
 
         page.load(apply_query, None, [container, *outputs], queue=False, api_visibility="private", **NO_PROGRESS)
 
@@ -167,7 +179,7 @@ def serve(
     """Open the page; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
 
     `access` says where it listens and whom it answers. `vllm` is the address of a vLLM server that runs the Text tab;
-    `published` are the published models of tabs, loaded before the page opens. The Compare tab measures the language
+    `published` are the published models of tabs, loaded before the page opens. The Lab tab measures the language
     model of the Text tab, and our own image and speech models (`own`) in any case."""
     published = dict(published or {})
     language_model = published.pop("text", None)
@@ -186,7 +198,9 @@ def serve(
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         bound_sessions(page, app)
-        limits = Limits(app.middleware_stack, validate.FILE + 10_000)
+        race = opening_race()
+        inner = FirstView(app.middleware_stack, first_view(race)) if race else app.middleware_stack
+        limits = Limits(inner, validate.FILE + 10_000)
         app.middleware_stack = guarded(limits, access.hosts, access.password)  # outside Gradio's own layers
         yield
 
@@ -203,7 +217,7 @@ def serve(
         footer_links=["api"],
         ssr_mode=False,
         theme=theme.theme(),
-        css=theme.CSS,
+        css=theme.style(),
         enable_monitoring=False,
         pwa=False,
     )

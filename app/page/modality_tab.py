@@ -5,8 +5,7 @@ The same for every modality. Text of visitors and models is escaped by `render` 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -24,19 +23,22 @@ from outrider.app.page.backends.interface import (
     drafter_knobs,
     rule_knobs,
     rules_for,
+    salvaged,
     selectable_drafters,
     summary,
 )
 from outrider.app.page.controls import Update, redraw, visitor
+from outrider.app.page.drafter_menu import drafter_menu
 from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.recordings import Recording
 from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, on_model_thread, steps_on_model_thread
 from outrider.app.page.runner import enter, error_box, follow, hint, waiting
+from outrider.app.page.runner import race as race_
 from outrider.app.page.trace_view import TraceView
 from outrider.app.viz import trace_html
-from outrider.app.viz.svg import Drawing, safe
+from outrider.app.viz.svg import Drawing, cut, safe
 from outrider.core.bench.runner import PLAIN
-from outrider.core.errors import OutriderError
+from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods import RULES
 from outrider.core.methods.rules import EXACT
 
@@ -48,49 +50,68 @@ class ModalityTab:
 
     def __init__(self, backend: Backend, queue: RunQueue, kept: KeptRecordings) -> None:
         self.backend, self.queue = backend, queue
-        self.view = TraceView(backend.name, kept, with_race=not backend.is_server)
+        self.view = TraceView(backend.name, kept, (backend.name,))
 
     # ---- components
 
-    def build(self) -> None:
+    def build(self, opened: bool = False) -> None:
+        """The result, the prompt below it, the settings, and the steps; `opened`: with a recorded race."""
         backend = self.backend
-        with gr.Row():
-            with gr.Column(scale=3, min_width=320):
-                self._controls()
-            with gr.Column(scale=7, min_width=320):
-                self.view.build(legend=True)
-                if backend.name == "image":
-                    self.patches = gr.HTML(
-                        hint("Click a cell of a grid to see the codes that look most like it."),
-                        elem_id="image-patches",
-                        min_height=74,
-                    )
-                self.view.build_steps(pictures=backend.name == "image")
+        with gr.Column(elem_classes=["or-root"]):
+            self.view.build(opened)
+            self._controls()
+            if backend.name == "image":
+                self.patches = gr.HTML("", elem_id="image-patches")
+            self.view.build_steps(opened)
         self._wire()
 
     def _controls(self) -> None:
         backend = self.backend
-        drafters = selectable_drafters(backend)
+        drafters = [name for _, name in drafter_menu(backend)]
         drafter = backend.default_drafter if backend.default_drafter in drafters else PLAIN
-        self.prompt = gr.Textbox(
-            label=backend.prompt_label.capitalize(),
-            value=backend.examples[0],
-            lines=3,
-            max_lines=8,
-            max_length=validate.PROMPT,
-            elem_id=f"{backend.name}-prompt",
+        with gr.Row(elem_classes=["or-ask"]):
+            self.prompt = gr.Textbox(
+                label=backend.prompt_label.capitalize(),
+                value=backend.examples[0],
+                lines=1,
+                max_lines=6,
+                scale=6,
+                min_width=240,
+                elem_id=f"{backend.name}-prompt",
+            )
+            with gr.Row(elem_classes=["or-buttons"], scale=2):
+                self.run = gr.Button("Run", variant="primary", min_width=60, elem_id=f"{backend.name}-run")
+                self.race = gr.Button("Race", min_width=60, elem_id=f"{backend.name}-go", visible=not backend.is_server)
+                self.stop = gr.Button("Stop", variant="stop", min_width=60, elem_id=f"{backend.name}-stop")
+        labels = {text: label for label, text in backend.lessons.items()}
+        gr.Examples(
+            [[text] for text in backend.examples],
+            [self.prompt],
+            label="Examples",
+            example_labels=[labels.get(text, text) for text in backend.examples],
+            api_visibility="private",
         )
-        gr.Examples([[text] for text in backend.examples], [self.prompt], label="Examples", api_visibility="private")
-        with gr.Group():
-            self.drafter = gr.Dropdown(drafters, value=drafter, label="Drafter", elem_id=f"{backend.name}-drafter")
+        self.settings_line = gr.Accordion(
+            self._line(drafter, EXACT.name), open=False, elem_id=f"{backend.name}-settings"
+        )
+        with self.settings_line:
+            self._settings(drafter)
+        self.ticket = gr.State(0)
+
+    def _settings(self, drafter: str) -> None:
+        backend = self.backend
+        with gr.Row():
+            self.drafter = gr.Dropdown(
+                drafter_menu(backend), value=drafter, label="Drafter", min_width=240, elem_id=f"{backend.name}-drafter"
+            )
             self.rule = gr.Dropdown(
-                rules_for(backend, drafter), value=EXACT.name, label="Acceptance rule", elem_id=f"{backend.name}-rule"
+                rules_for(backend, drafter),
+                value=EXACT.name,
+                label="Acceptance rule",
+                min_width=200,
+                elem_id=f"{backend.name}-rule",
             )
         self.about = gr.HTML(self._about(drafter, EXACT.name), elem_id=f"{backend.name}-about", min_height=74)
-        with gr.Row():
-            self.run = gr.Button("Run", variant="primary", min_width=70, elem_id=f"{backend.name}-run")
-            self.race = gr.Button("Race", min_width=70, elem_id=f"{backend.name}-go", visible=not backend.is_server)
-            self.stop = gr.Button("Stop", variant="stop", min_width=70, elem_id=f"{backend.name}-stop")
         with gr.Row():
             self.temperature = gr.Slider(
                 0,
@@ -101,8 +122,8 @@ class ModalityTab:
                 min_width=150,
             )
             self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED, min_width=90)
-        self.extra_options = [controls.component(option) for option in backend.extra_options]
-        with gr.Accordion("Drafter and rule options", open=False):
+            self.extra_options = [controls.component(option) for option in backend.extra_options]
+        with gr.Row():
             self.sliders = [
                 controls.slider(knob) for knob in controls.padded(drafter_knobs(backend, drafter), _SLIDERS)
             ]
@@ -112,8 +133,11 @@ class ModalityTab:
             self.rule_sliders = [
                 controls.slider(knob) for knob in controls.padded(rule_knobs(backend, EXACT.name), _RULE_SLIDERS)
             ]
-        self.link = gr.HTML("", elem_id=f"{backend.name}-link", min_height=24)
-        self.ticket = gr.State(0)
+
+    def _line(self, drafter: str, rule: str) -> str:
+        """The model, the drafter and the rule in one line."""
+        kind = "lossless" if RULES[rule].lossless else "relaxed"
+        return f"⚙ {cut(self.backend.description, 60)} · drafter {drafter} · rule {rule} ({kind})"
 
     @property
     def inputs(self) -> list[Any]:
@@ -134,10 +158,15 @@ class ModalityTab:
         self.drafter.input(
             self._change_drafter,
             [self.drafter, self.rule],
-            [self.rule, self.about, *self.sliders, *self.choices, *self.rule_sliders],
+            [self.rule, self.about, self.settings_line, *self.sliders, *self.choices, *self.rule_sliders],
             **redraw(),
         )
-        self.rule.input(self._change_rule, [self.drafter, self.rule], [self.about, *self.rule_sliders], **redraw())
+        self.rule.input(
+            self._change_rule,
+            [self.drafter, self.rule],
+            [self.about, self.settings_line, *self.rule_sliders],
+            **redraw(),
+        )
         for button, work in ((self.run, self._run), (self.race, self._race)):
             button.click(self._begin, None, [self.ticket, self.view.status], **redraw()).then(
                 self._load,
@@ -150,7 +179,7 @@ class ModalityTab:
             ).then(
                 work,
                 [self.ticket, *self.inputs],
-                [*self.view.outputs, self.link],
+                self.view.outputs,
                 concurrency_limit=1,
                 concurrency_id=MODEL,
                 api_visibility="private",
@@ -166,14 +195,19 @@ class ModalityTab:
         return [
             gr.update(choices=rules, value=rule),
             self._about(drafter, rule),
+            gr.update(label=self._line(drafter, rule)),
             *self._drafter_options(drafter),
-            *self._change_rule(drafter, rule)[1:],
+            *self._rule_options(rule),
         ]
 
     def _change_rule(self, drafter: str, rule: str) -> list[Update]:
         if rule not in RULES:
-            return [gr.skip()] * (1 + _RULE_SLIDERS)
-        return [self._about(drafter, rule), *self._rule_options(rule)]
+            return [gr.skip()] * (2 + _RULE_SLIDERS)
+        return [
+            self._about(drafter, rule),
+            gr.update(label=self._line(drafter, rule)),
+            *self._rule_options(rule),
+        ]
 
     def _drafter_options(self, drafter: str, given: Any = None) -> list[Update]:
         knobs = controls.padded(drafter_knobs(self.backend, drafter), _SLIDERS)
@@ -232,25 +266,17 @@ class ModalityTab:
             return
         try:
             settings = self.settings(values)
-            plain: Recording | None = None
-            if race:
-                baseline = replace(settings, drafter=PLAIN, drafter_options={})
-                for update, result in follow(self.backend, baseline, active, "Plain decoding:"):
-                    plain = result
-                    yield [*self.view.partial(*update), gr.skip()]
+            work: Callable[..., Any] = race_ if race else partial(follow, label=f"{settings.drafter}:")
             recording: Recording | None = None
-            for update, result in follow(self.backend, settings, active, f"{settings.drafter}:"):
+            for update, result in work(self.backend, settings, active):
                 recording = result
-                yield [*self.view.partial(*update), gr.skip()]
+                yield self.view.partial(*update)
             if recording is None or not recording.trace.steps:
-                yield [*self.view.partial("", hint("Stopped before the first target pass.")), gr.skip()]
+                yield self.view.partial("", hint("Stopped before the first target pass."))
                 return
-            if plain is not None and plain.trace.steps:
-                recording = replace(recording, plain=plain)
-            tab = "race" if recording.plain is not None else ""
-            yield [*self.view.updates(recording, request, "" if active() else "stopped", tab), self._link(settings)]
+            yield self.view.updates(recording, request, "" if active() else "stopped", self._link(settings))
         except Exception as error:
-            yield [*self.view.partial(error_box(error)), gr.skip()]
+            yield self.view.partial(error_box(error))
         finally:
             if active():
                 self.queue.cancel(visitor(request))
@@ -288,16 +314,26 @@ class ModalityTab:
         for letter, options in (("d", settings.drafter_options), ("r", settings.rule_options)):
             for name, value in options.items():
                 query[f"{letter}.{name}"] = value if isinstance(value, str) else f"{value:g}"
-        return Drawing(f'<a href="?{safe(urlencode(query))}" target="_blank" rel="noopener">Link to these settings</a>')
+        link = f"?{safe(urlencode(query))}"
+        return Drawing(
+            f' <a href="{link}" target="_blank" rel="noopener">Link to these settings</a> '
+            f'<button type="button" class="or-button or-copy" data-link="{link}">Copy the link</button>'
+        )
+
+    @property
+    def linked(self) -> list[Any]:
+        """The components that an address changes."""
+        return [*self.inputs, self.about, self.settings_line, self.view.status]
 
     def from_query(self, query: dict[str, str]) -> list[Update]:
-        """Updates of the controls from the page's address; nothing changes if it is for another tab or invalid."""
+        """Updates of the controls from the page's address. Invalid settings are named and left out; nothing changes if
+        the address is for another tab."""
         if query.get("panel") != self.backend.name:
-            return [gr.skip() for _ in [*self.inputs, self.about]]
+            return [gr.skip() for _ in self.linked]
         try:
-            settings = checked(self.backend, _parsed(query, self.backend))
+            settings, notes = salvaged(self.backend, _parsed(query, self.backend))
         except OutriderError:
-            return [gr.skip() for _ in [*self.inputs, self.about]]
+            return [gr.skip() for _ in self.linked]
         return [
             settings.prompt,
             settings.drafter,
@@ -308,6 +344,8 @@ class ModalityTab:
             *self._drafter_options(settings.drafter, settings.drafter_options),
             *self._rule_options(settings.rule, settings.rule_options),
             self._about(settings.drafter, settings.rule),
+            gr.update(label=self._line(settings.drafter, settings.rule)),
+            error_box(InvalidOption("left out of the link: " + "; ".join(notes))) if notes else gr.skip(),
         ]
 
 

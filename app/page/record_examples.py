@@ -8,18 +8,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outrider.app.page.backends.interface import Backend, checked
 from outrider.app.page.recordings import Recording
-from outrider.app.page.runner import follow
+from outrider.app.page.runner import race
 from outrider.core.assets.files import write_atomically
-from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import OutriderError
 
 EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file name -> modality and settings
+    "text-writing-code": (
+        "text",
+        {
+            "prompt": "Write a Python class Point with x and y, add, subtract and multiply methods.",
+            "drafter": "auto",
+            "max_new_tokens": 96,
+        },
+    ),
+    "text-a-trained-head-writes-code": (
+        "text",
+        {
+            "prompt": "Write a Python class Point with x and y, add, subtract and multiply methods.",
+            "drafter": "eagle3",
+            "max_new_tokens": 96,
+        },
+    ),
+    "text-copying-its-input": (
+        "text",
+        {
+            "prompt": "Copy this list exactly: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, "
+            "lemon, mango, nectarine, orange, papaya.",
+            "drafter": "prompt-lookup",
+            "max_new_tokens": 64,
+        },
+    ),
+    "text-a-surprised-drafter": (
+        "text",
+        {"prompt": "Write a haiku about a fast horse.", "drafter": "token-recycling", "temperature": 0.8, "seed": 4},
+    ),
     "text-copying-prompt-lookup": (
         "text",
         {
@@ -74,13 +101,9 @@ EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file name -> modali
 
 def recorded(backend: Backend, given: Mapping[str, Any]) -> Recording:
     """The recording of a run, with that of plain decoding in it."""
-    settings = checked(backend, given)
-    recordings = []
-    for run in (replace(settings, drafter=PLAIN, drafter_options={}), settings):
-        *_, (_, recording) = follow(backend, run, lambda: True, "")
-        assert recording is not None
-        recordings.append(recording)
-    return replace(recordings[1], plain=recordings[0])
+    *_, (_, recording) = race(backend, checked(backend, given), lambda: True)
+    assert recording is not None
+    return recording
 
 
 def record(backends: Mapping[str, Backend], folder: Path) -> Iterator[str]:

@@ -47,16 +47,11 @@ class Recording:
     starts: tuple[float, ...] = ()  # the second at which each token becomes audible
     words: tuple[tuple[float, str], ...] = ()  # spoken words with approximate start times
     plain: Recording | None = None
+    seconds: tuple[float, ...] = ()  # of further timings of the same run, in turns with those of `plain`
     recording: int = _SCHEMA  # the version of this format
 
     def name(self, token: int) -> str:
         return self.names.get(str(token), f"#{token} ")
-
-    def root(self, step: int) -> str:
-        """The text of the last token before a step in its batch row."""
-        row = self.trace.steps[step].row
-        earlier = [previous for previous in self.trace.steps[:step] if previous.row == row and previous.emitted]
-        return self.name(earlier[-1].emitted[-1]) if earlier else "prompt"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
@@ -135,6 +130,8 @@ def _validated(recording: Recording) -> Recording:
             raise TraceError(f"the recording's sound takes {seconds:,.0f} s; the limit is {_SECONDS} s")
     if not all(0 <= second <= _SECONDS for second in (*recording.starts, *(second for second, _ in recording.words))):
         raise TraceError(f"a token or a word of the recording starts outside 0 to {_SECONDS} s")
+    if len(recording.seconds) > 100 or not all(0 <= second <= 1e9 for second in recording.seconds):
+        raise TraceError("the recording's timings are more than 100, or outside 0 to 1e9 seconds")
     if recording.picture and not all(0 < side <= _PIXELS for side in _sides(recording.picture)):
         raise TraceError(f"the recording's image has a side of 0 or more than {_PIXELS:,} pixels")
     if recording.plain is not None:

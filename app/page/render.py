@@ -7,45 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from statistics import median
 
+from outrider.app.page.device_load import warning
 from outrider.app.page.recordings import Recording
-from outrider.app.viz import image_grid, trace_html, waveform
+from outrider.app.viz import image_grid, reading, trace_html, waveform
+from outrider.app.viz import story as trace_story
 from outrider.app.viz.charts import by_position, histogram, per_step, speed, time_split
 from outrider.app.viz.svg import Drawing, safe, side_by_side
 from outrider.core.methods import RULES
-from outrider.core.trace import Step, Trace
+from outrider.core.trace import Trace
 
-NO_RACE = "Press Race to run plain decoding and then this drafter, with the same seed."
+_BATCH = 16  # rows of a batch that are shown
+SHOWN_RATE = 43.07  # assumed tokens of speech per second where a trace has no times
 
 
-def output(recording: Recording, current: int | None = None) -> Drawing:
-    """The output; with `current`, its state at that step."""
+def answer(recording: Recording, clock: Sequence[float] | None = None, *, guesses: bool = True) -> Drawing:
+    """What a run produced: clean text, a picture, or a strip of sound. `clock` are the seconds at which steps were
+    done, for a replay."""
     steps = recording.trace.steps
     if recording.modality == "image":
-        if not recording.picture:
-            grids = image_grid.grids(_upto(steps, current), recording.rows, recording.columns)
-            return side_by_side(grids.values(), min_width=146)
-        return image_grid.picture(recording.picture, steps, recording.rows, recording.columns, current=current)
+        rows, columns = recording.rows, recording.columns
+        return image_grid.layered(recording.picture, steps, rows, columns, clock=clock, overlays=guesses)
     if recording.modality == "speech":
-        return _speech(recording, current=current)
-    return trace_html.tokens(steps, recording.name, current=current)
+        return _speech(recording, clock)
+    if recording.trace.rows > 1:
+        rows_of = sorted({step.row for step in steps})[:_BATCH]
+        parts = [reading.answer([step for step in steps if step.row == row], recording.name) for row in rows_of]
+        return side_by_side((f'<div class="or-lane">{part}</div>' for part in parts), 260)
+    return reading.answer(steps, recording.name, clock=clock, guesses=guesses)
 
 
-def _upto(steps: Sequence[Step], current: int | None) -> Sequence[Step]:
-    return steps if current is None else steps[: current + 1]
+def output(recording: Recording) -> Drawing:
+    """The result of a run in a sentence and as it reads; beside plain decoding, if that was run too."""
+    if recording.plain is not None:
+        return race(recording)
+    lane = f'<div class="or-lane">{answer(recording)}{player(recording, "sound")}</div>'
+    return Drawing(f'<p class="or-story">{safe(race_result(recording))}</p>{lane}')
 
 
-def _speech(recording: Recording, current: int | None = None, clock: Sequence[float] | None = None) -> Drawing:
+def _speech(recording: Recording, clock: Sequence[float] | None = None) -> Drawing:
     steps, starts = recording.trace.steps, list(recording.starts)
     count = sum(len(step.emitted) for step in steps)
     if len(starts) != count:  # a bare trace has no times: use the codec's frame rate
-        starts = [index / 43.07 for index in range(count)]
+        starts = [index / SHOWN_RATE for index in range(count)]
     wave, mel, seconds = _analysed(recording.sound)
     seconds = max(seconds, starts[-1] + 0.02 if starts else 0.0)
-    strip = waveform.strip(
-        steps, starts, seconds, wave=wave, mel=mel, words=recording.words, clock=clock, current=current
-    )
-    return Drawing(strip + (player(recording, "speculative") if clock is None else ""))
+    return waveform.strip(steps, starts, seconds, wave=wave, mel=mel, words=recording.words, clock=clock)
 
 
 def player(recording: Recording, label: str) -> str:
@@ -73,111 +81,130 @@ def _analysed(sound: str) -> tuple[list[float], str, float]:
     return envelope(decoded), mel_picture(decoded), decoded.seconds
 
 
+_HEADLINES = ("tokens per target pass", "time", "tokens / s", "total variation, summed")
+
+
 def figures(trace: Trace, state: str = "") -> Drawing:
-    """The headline figures with the badge of the rule, and a line with the settings and the machine."""
-    chips = [f"<span><b>{safe(value)}</b> {safe(name)}</span>" for name, value in trace_html.facts(trace).items()]
+    """The badge of the rule, the headline figures, and whether the timings can be relied on."""
+    facts = trace_html.facts(trace)
+    chips = [f"<span><b>{safe(facts[name])}</b> {safe(name)}</span>" for name in _HEADLINES if name in facts]
     prefix = f'<span class="or-state">{safe(state)}</span>' if state else ""
-    return Drawing(
-        f'<div class="or-figures" role="status">{prefix}{trace_html.badge(trace.lossless)}{"".join(chips)}</div>'
-        f'<div class="or-where">{safe(trace_html.conditions(trace))}</div>'
-    )
+    busy = warning(trace.machine.get("other_load"))
+    note = f'<span class="or-busy or-chip">{safe(busy)}</span>' if busy else ""
+    badge = trace_html.badge(trace.lossless)
+    return Drawing(f'<div class="or-figures" role="status">{prefix}{badge}{"".join(chips)}{note}</div>')
 
 
-def step(recording: Recording, index: int) -> Drawing:
-    """One step: a caption with the drafter's note, the draft as a tree, and a table of its numbers."""
+def steps(recording: Recording) -> Drawing:
+    """The stepper, which the page's script builds: every target pass with its guesses and a sentence."""
     if not recording.trace.steps:
         return Drawing('<div class="or-empty">No steps.</div>')
-    count = len(recording.trace.steps)
-    index = min(max(index, 0), count - 1)
-    shown = recording.trace.steps[index]
-    caption = f"Target pass {index + 1} of {count}: {len(shown.drafted)} drafted, {shown.accepted} accepted, "
-    caption += f"{len(shown.emitted)} committed"
-    if shown.times.total:
-        caption += f", {1e3 * shown.times.total:.1f} ms"
-    if shown.note:
-        caption += f" ({shown.note[:160]})"
-    tree = trace_html.draft_tree(shown, recording.root(index), recording.name)
-    table = _table(trace_html.step_table(shown, recording.name))
-    return Drawing(f'<div class="or-caption">{safe(caption)}</div>{tree}{table}')
+    return Drawing(f'<div class="or-stepper" data-story="{trace_story.story(recording.trace, recording.name)}"></div>')
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    titles = ("", "token", "p", "q", "P(accept)", "total variation")
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    body = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="or-wide"><table class="or-table">{inner}</table></div>'
-
-
-def charts(recording: Recording, current: int | None = None) -> Drawing:
-    """All charts of the trace."""
+def charts(recording: Recording) -> Drawing:
+    """All figures and charts of the trace."""
     trace = recording.trace
     summary = trace.summary()
-    parts = [("Tokens of each target pass", per_step(trace.steps, current))]
+    parts = [("Tokens of each target pass", per_step(trace.steps))]
     if summary.drafted:
         parts += [("Acceptance by position in the draft", by_position(summary))]
         parts += [("Accepted tokens per target pass", histogram(summary))]
-    parts += [("Speed", speed(trace.steps)), ("Time by part of the round", time_split(summary.times))]
-    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{chart}</div>' for title, chart in parts]
-    return side_by_side(cards, 330)
+    parts += [("Speed", speed(trace.steps)), ("Time by part of a target pass", time_split(summary.times))]
+    cards = [f'<div class="or-card"><h3>{safe(title)}</h3>{chart}</div>' for title, chart in parts]
+    facts = "".join(
+        f"<span><b>{safe(value)}</b> {safe(name)}</span>" for name, value in trace_html.facts(trace).items()
+    )
+    head = f'<div class="or-figures">{facts}</div><div class="or-where">{safe(trace_html.conditions(trace))}</div>'
+    return Drawing(head + side_by_side(cards, 280))
 
 
 # ---- races
 
 
-def clock(trace: Trace, slowdown: float = 1.0) -> list[float]:
-    """The seconds from the start at which each step was done, times `slowdown`."""
+def clock(trace: Trace) -> list[float]:
+    """The seconds from the start at which each step was done."""
     times, now, last = [], 0.0, -1
     for step in trace.steps:
         if step.index != last:  # batch rows share a round
             now, last = now + step.times.total, step.index
-        times.append(now * slowdown)
+        times.append(now)
     return times
 
 
-def race(recording: Recording, slowdown: float = 1.0, replay: int = 0) -> Drawing:
-    """A replay of plain decoding beside this recording, on the same clock."""
-    if recording.plain is None:
-        return Drawing(f'<div class="or-empty">{NO_RACE}</div>')
+def race(recording: Recording) -> Drawing:
+    """Plain decoding beside this recording, replayed on one clock by the page's script."""
+    assert recording.plain is not None
     lanes = []
-    longest = max(clock(run.trace, slowdown)[-1:] or [0.0] for run in (recording, recording.plain))[0]
-    for name, run in (("plain decoding", recording.plain), (recording.trace.method, recording)):
-        times = clock(run.trace, slowdown)
+    runs = (("Plain decoding", recording.plain), (f"With guesses by {recording.trace.method}", recording))
+    longest = max(clock(run.trace)[-1:] or [0.0] for _, run in runs)[0]
+    for name, run in runs:
+        times = clock(run.trace)
         end, summary = (times[-1] if times else 0.0), run.trace.summary()
-        if run.modality == "image" and run.picture:
-            inner: str = image_grid.picture(run.picture, run.trace.steps, run.rows, run.columns, clock=times)
-        elif run.modality == "speech":
-            inner = _speech(run, clock=times)
-        else:
-            inner = trace_html.tokens(run.trace.steps, run.name, clock=times, rejected=False)
+        inner = answer(run, times, guesses=run is recording)
         lanes.append(
-            f'<div class="or-lane"><div class="or-lane-head"><b>{safe(name)}</b> {summary.seconds:.2f} s, '
-            f"{summary.target_passes} target passes, {summary.tokens_per_second:.1f} tokens / s</div>"
-            f'<div class="or-track"><div class="or-run" style="--takes:{max(end, 0.01):.3f}s;'
-            f'--share:{100 * end / max(longest, 1e-9):.1f}%"></div></div>{inner}{player(run, name)}</div>'
+            f'<div class="or-lane" data-takes="{end:.3f}"><div class="or-lane-head"><b>{safe(name)}</b> '
+            f'<span class="or-clock">{end:.2f} s</span>, {summary.target_passes} target passes</div>'
+            f'<div class="or-track"><div class="or-run"></div></div>{inner}{player(run, name)}</div>'
         )
     return Drawing(
-        f'<div class="or-caption">{safe(race_result(recording))}</div><div class="or-lanes" data-replay="{replay}">'
-        f"{''.join(lanes)}</div>"
+        f'<p class="or-story">{safe(race_result(recording))}</p>'
+        f'<div class="or-race" data-longest="{longest:.3f}"><div class="or-lanes">{"".join(lanes)}</div></div>'
     )
 
 
 def race_result(recording: Recording) -> str:
-    """A sentence with the speedup, whether the outputs are equal, and why not if they differ."""
+    """The result in one sentence made from the trace: how many target passes, how fast, and whether the outputs are
+    equal; why not if they differ."""
+    plain, trace = recording.plain, recording.trace
+    summary = trace.summary()
+    if trace.rows > 1:
+        rounds = len({step.index for step in trace.steps})
+        text = f"{trace.rows} rows, {summary.tokens} tokens, in {rounds} target passes that the rows share"
+        longest = max(map(len, _tokens_by_row(trace).values()), default=0)
+        return f"{text}; without guesses they take {longest}."
+    if plain is None:
+        if not summary.drafted:
+            return f"{summary.tokens} tokens in {summary.target_passes} target passes, without guesses."
+        text = f"{summary.tokens} tokens in {summary.target_passes} target passes instead of {summary.tokens}."
+        return text if trace.lossless else f"{text} The rule is relaxed, so the output may differ from plain decoding."
+    same = _tokens_by_row(plain.trace) == _tokens_by_row(trace)
+    count = f"Same {summary.tokens} tokens." if same else f"{summary.tokens} tokens."
+    passes = f"{summary.target_passes} target passes instead of {plain.trace.summary().target_passes}."
+    return " ".join(part for part in (count, passes, _gain(recording), "" if same else _difference(trace)) if part)
+
+
+def speedups(recording: Recording) -> list[float]:
+    """The speedup of each pair of timings, sorted; the rate of the traces themselves if nothing was timed again."""
     plain = recording.plain
     assert plain is not None
-    baseline, summary = plain.trace.summary(), recording.trace.summary()
-    ratio = summary.tokens_per_second / baseline.tokens_per_second if baseline.tokens_per_second else 0.0
-    speed = f"{recording.trace.method} was {ratio:.2f} times as fast as plain decoding"
-    if ratio < 1:
-        speed += ", so drafting does not pay here"
-    if _tokens_by_row(plain.trace) == _tokens_by_row(recording.trace):
-        return f"{speed}; both outputs are the same, token for token."
-    if not RULES[recording.trace.rule].lossless if recording.trace.rule in RULES else not recording.trace.lossless:
-        return f"{speed}; the outputs differ, because the rule is relaxed."
-    if recording.trace.options.get("temperature") == 0:
-        return f"{speed}; the outputs differ from a near-tie on, where rounding decides between two tokens."
-    return f"{speed}; the outputs differ, but have the same distribution (gumbel-match would give the same tokens)."
+    own, base = recording.trace.summary(), plain.trace.summary()
+    share = own.tokens / max(base.tokens, 1)
+    pairs = list(zip(plain.seconds, recording.seconds, strict=False)) or [(base.seconds, own.seconds)]
+    return sorted(share * before / after for before, after in pairs if before > 0 and after > 0)
+
+
+def _gain(recording: Recording) -> str:
+    ratios = speedups(recording)
+    if not ratios:
+        return ""
+    middle = median(ratios)
+    text = f"{middle:.1f}x faster" if middle >= 1.05 else f"{middle:.2f}x the speed"
+    text += f" ({ratios[0]:.1f} to {ratios[-1]:.1f} in {len(ratios)} timings)" if len(ratios) > 1 else ", timed once"
+    limit = recording.trace.summary().tokens_per_pass
+    if middle > 1.05 * limit:
+        text += f"; more than the {limit:.1f} tokens per target pass allow, so the machine was busy"
+    elif middle < 0.95:
+        text += ", so guessing does not pay here"
+    return f"{text}."
+
+
+def _difference(trace: Trace) -> str:
+    if not RULES[trace.rule].lossless if trace.rule in RULES else not trace.lossless:
+        return "The outputs differ, because the rule is relaxed."
+    if trace.options.get("temperature") == 0:
+        return "The outputs differ from a near-tie on, where rounding decides between two tokens."
+    return "The outputs differ, but have the same distribution (gumbel-match would give the same tokens)."
 
 
 def _tokens_by_row(trace: Trace) -> dict[int, list[int]]:

@@ -20,24 +20,25 @@ class TracesTab:
     """The components and the events of the tab."""
 
     def __init__(self, kept: KeptRecordings) -> None:
-        self.view = TraceView("traces", kept, "Choose a recorded trace, or open a file.")
+        self.view = TraceView("traces", kept, ("text", "image"), "Choose a recorded trace, or open a file.")
         self.files = recordings.examples()
 
     def build(self) -> None:
-        with gr.Row():
-            with gr.Column(scale=3, min_width=320):
-                self.pick = gr.Dropdown(list(self.files), value=None, label="Recorded traces", elem_id="traces-pick")
+        with gr.Column(elem_classes=["or-root"]):
+            with gr.Row():
+                self.pick = gr.Dropdown(
+                    list(self.files), value=None, label="Recorded traces", min_width=240, elem_id="traces-pick"
+                )
                 self.upload = gr.UploadButton(
                     "Open a trace (JSON)", file_types=[".json"], type="binary", elem_id="traces-open"
                 )
-                self.about = gr.HTML("", elem_id="traces-about", min_height=60)
-                gr.Markdown(
-                    "A trace records every step of a run: draft tokens, probabilities, decisions and times. Opening "
-                    "one needs no model and executes nothing. `outrider text PROMPT --trace FILE` writes one."
-                )
-            with gr.Column(scale=7, min_width=320):
-                self.view.build(legend=True)
-                self.view.build_steps(pictures=True)
+            self.about = gr.HTML("", elem_id="traces-about")
+            self.view.build()
+            self.view.build_steps()
+            gr.Markdown(
+                "A trace records every target pass of a run: guesses, probabilities, decisions and times. Opening one "
+                "needs no model and executes nothing. `outrider text PROMPT --trace FILE` writes one."
+            )
         outputs = [*self.view.outputs, self.about]
         self.pick.input(self._open_example, [self.pick], outputs, **redraw())
         one_at_a_time = redraw(queue=True, trigger_mode="once", concurrency_limit=1, concurrency_id="files")
@@ -61,4 +62,4 @@ class TracesTab:
     def _updates(self, recording: Recording, request: gr.Request) -> list[Update]:
         prompt = safe(recording.prompt[:400])
         about = f'<div style="overflow-wrap:anywhere"><b>{safe(recording.modality)}</b>: {prompt}</div>'
-        return [*self.view.updates(recording, request, tab="steps"), about]
+        return [*self.view.updates(recording, request, "recorded"), about]

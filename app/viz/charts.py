@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider.app.viz.svg import Drawing, Plot, bars, box, drawing, label, number, stroke
+from outrider.app.viz.svg import Drawing, Plot, bars, box, drawing, label, number
 from outrider.app.viz.token_styles import SERIES, STYLES, TIME_COLOURS, UNTRIED
 from outrider.core.trace import SOURCES, Source, Step, Summary, Times
 
@@ -40,7 +40,7 @@ def histogram(summary: Summary) -> Drawing:
     counts = summary.histogram[:_BARS]
     plot = Plot(
         "accepted tokens per target pass",
-        "accepted draft tokens" + _of(len(summary.histogram)),
+        "accepted guesses" + _of(len(summary.histogram)),
         (-0.6, max(len(counts), 2) - 0.4),
         max(counts, default=1),
         "target passes",
@@ -75,7 +75,7 @@ def pass_groups(steps: Sequence[Step], limit: int = _BARS) -> list[PassGroup]:
     return groups
 
 
-def per_step(steps: Sequence[Step], current: int | None = None) -> Drawing:
+def per_step(steps: Sequence[Step]) -> Drawing:
     """The tokens of each target pass by source, and the running mean of tokens per target pass."""
     groups = pass_groups(steps)
     top = max((sum(group.sources.values()) for group in groups), default=1)
@@ -90,9 +90,6 @@ def per_step(steps: Sequence[Step], current: int | None = None) -> Drawing:
                 plot.bar(group.first - 0.42, group.last + 0.42, low, high, STYLES[source].colour, tip)
             low = high
     plot.curve(running_mean(steps), "currentColor")
-    if current is not None:
-        x = plot.at(current)
-        plot.parts.append(stroke(x, 10, x, 156, opacity=0.9, more=' stroke-dasharray="2 3"'))
     plot.key("mean so far", "currentColor")
     return plot.drawn([(index, str(index + 1)) for index in _ticks(range(len(steps)))])
 
@@ -140,7 +137,7 @@ def time_split(times: Times) -> Drawing:
         parts.append(box(left, 43, 10, 10, colour))
         parts.append(label(left + 15, 52, f"{part.name} {seconds / total:.0%}", anchor="start"))
         parts.append(label(left + 15, 67, f"{1e3 * seconds:.0f} ms", anchor="start", size=10, dim=True))
-    return drawing(parts, 440, 74, "time by part of the round", scale=1.35)
+    return drawing(parts, 440, 74, "time by part of a target pass", scale=1.35)
 
 
 def _ticks(positions: Sequence[int], limit: int = 10) -> list[int]:

@@ -1,4 +1,4 @@
-"""An image and grids of its codes: by round, acceptance probability, entropy and source.
+"""An image with its codes in layers over it: by target pass, acceptance probability, entropy and source.
 
 Pure functions of steps, for the page and for notebooks. Images are given as data; independent of models.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from outrider.app.viz.svg import Drawing, box, drawing, label, number, safe, side_by_side
+from outrider.app.viz.svg import Drawing, box, drawing, label, number, safe
 from outrider.app.viz.token_styles import STYLES
 from outrider.core.trace import Step
 
@@ -36,8 +36,8 @@ def cells(steps: Sequence[Step], what: str, rows: int, columns: int) -> list[lis
     return [values[row * columns : (row + 1) * columns] for row in range(rows)]
 
 
-def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.3g}", light: bool = False) -> Drawing:
-    """A grid of numbers as colours from dark to light; cells without a number are hollow. `light` omits tooltips."""
+def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.3g}") -> Drawing:
+    """A grid of numbers as colours from dark to light; cells without a number are hollow."""
     known = [value for line in values for value in line if value is not None]
     top = top if top is not None else max(known, default=1.0) or 1.0
     side, parts = 14, []
@@ -45,10 +45,8 @@ def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.
         for column, value in enumerate(line):
             fill = "none" if value is None else ramp(value / top)
             hollow = ' stroke="currentColor" stroke-opacity=".15"' if value is None else ""
-            tip, cell = "", ""
-            if not light:
-                tip = f"row {row + 1}, column {column + 1}: " + ("none" if value is None else form.format(value))
-                cell = f' data-cell="{row * len(line) + column}"'
+            tip = f"row {row + 1}, column {column + 1}: " + ("none" if value is None else form.format(value))
+            cell = f' data-cell="{row * len(line) + column}"'
             x, y = column * side + 0.5, row * side + 0.5
             parts.append(box(x, y, side - 1, side - 1, fill, title=tip, more=hollow + cell))
     wide, high = side * max(map(len, values), default=1), side * len(values)
@@ -67,59 +65,47 @@ def ramp(share: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def source_grid(steps: Sequence[Step], rows: int, columns: int, *, light: bool = False) -> Drawing:
-    """The source of each code of an image: drafted, relaxed, resampled or bonus."""
-    side, parts = 14, []
-    sources = islice((source for step in steps for source in step.sources), rows * columns)
-    for index, source in enumerate(sources):
-        row, column = divmod(index, columns)
-        x, y, style = column * side, row * side, STYLES[source]
-        tip = "" if light else f"row {row + 1}, column {column + 1}: {style.description}"
-        cell = "" if light else f' data-cell="{index}"'
-        parts.append(box(x + 0.5, y + 0.5, side - 1, side - 1, style.colour, title=tip, more=cell))
-        if source != "drafted":
-            parts.append(label(x + 7, y + 11, style.mark, size=10, more=' style="pointer-events:none"'))
-    parts.append(label(0, rows * side + 14, "source", anchor="start"))
-    marks = "  ".join(f"{STYLES[kind].mark} {kind}" for kind in ("relaxed", "resampled", "bonus"))
-    parts.append(label(columns * side, rows * side + 14, marks, anchor="end", size=8.5, dim=True))
-    return drawing(parts, columns * side, rows * side + 20, "source of each code")
+OVERLAYS = ("picture", "target pass", "acceptance", "entropy", "source")
 
 
-def grids(steps: Sequence[Step], rows: int = 16, columns: int = 16, *, light: bool = False) -> dict[str, Drawing]:
-    """Grids of an image's codes by round, acceptance probability, entropy and source."""
-    probability = cells(steps, "chance", rows, columns)
-    return {
-        "round": grid(cells(steps, "round", rows, columns), "round", light=light),
-        "chance": grid(probability, "acceptance", top=1.0, light=light),
-        "entropy": grid(cells(steps, "entropy", rows, columns), "entropy, nats", light=light),
-        "source": source_grid(steps, rows, columns, light=light),
-    }
-
-
-def picture(
+def layered(
     data: str,
     steps: Sequence[Step],
     rows: int,
     columns: int,
     *,
-    current: int | None = None,
     clock: Sequence[float] | None = None,
-    light: bool = False,
+    overlays: bool = True,
 ) -> Drawing:
-    """An image (PNG in base64) and its grids. Codes after the step `current` are hidden; with `clock`, the seconds at
-    which each step was done, the image alone is replayed. `light` omits tooltips, for images in progress."""
-    side, veils = 16, []
-    step_of_cell = [index for index, step in enumerate(steps) for _ in step.emitted]
-    for cell, index in enumerate(step_of_cell[: rows * columns]):
-        if clock is None and (current is None or index <= current):
-            continue
-        x, y = cell % columns * side, cell // columns * side
-        timed = f' class="or-lift" style="--at:{clock[index]:.3f}s"' if clock is not None else ""
-        veils.append(f'<rect x="{x}" y="{y}" width="16.2" height="16.2" fill="var(--or-veil,#ccc)"{timed}/>')
+    """One image (PNG in base64) with a grid for each of OVERLAYS over it, of which a style sheet shows one. With
+    `clock`, the seconds at which steps were done, the codes are covered until a replay reaches them."""
+    side = 16
     wide, high = side * columns, side * rows
-    image = f'<image href="data:image/png;base64,{safe(data)}" width="{wide}" height="{high}"/>'
-    shown = drawing([image, *veils], wide, high, "the image", scale=1.1)
-    if clock is not None:
-        return shown
-    upto = steps if current is None else steps[: current + 1]
-    return side_by_side([shown, *grids(upto, rows, columns, light=light).values()], min_width=146)
+    step_of_cell = list(islice((index for index, step in enumerate(steps) for _ in step.emitted), rows * columns))
+    parts = [f'<image href="data:image/png;base64,{safe(data)}" width="{wide}" height="{high}"/>'] if data else []
+    sources = list(islice((source for step in steps for source in step.sources), rows * columns))
+    for layer, what in zip(OVERLAYS[1:] if overlays else (), ("round", "chance", "entropy", ""), strict=False):
+        cells_of = cells(steps, what, rows, columns) if what else []
+        flat = [value for line in cells_of for value in line]
+        top = 1.0 if what == "chance" else max([value for value in flat if value is not None], default=1.0) or 1.0
+        boxes = []
+        for cell, index in enumerate(step_of_cell):
+            if what:
+                value = flat[cell]
+                fill = "none" if value is None else ramp(value / top)
+                tip = "not drafted" if value is None else f"{layer} {number(value)}"
+            else:
+                fill, tip = STYLES[sources[cell]].colour, STYLES[sources[cell]].description
+            place = f"row {cell // columns + 1}, column {cell % columns + 1}: {tip}"
+            more = f' data-cell="{cell}" data-s="{index}"'
+            boxes.append(box(cell % columns * side, cell // columns * side, 15.5, 15.5, fill, title=place, more=more))
+        key = layer.split()[-1]
+        parts.append(f'<g class="or-layer or-layer-{key}" fill-opacity=".82">{"".join(boxes)}</g>')
+    for cell, index in enumerate(step_of_cell):
+        at = f' data-at="{clock[index]:.3f}"' if clock is not None else ""
+        state = " or-later" if clock is not None else ""
+        parts.append(
+            f'<rect class="or-veil{state}" data-s="{index}"{at} x="{cell % columns * side}" '
+            f'y="{cell // columns * side}" width="16.2" height="16.2" fill="var(--or-veil,#ccc)"/>'
+        )
+    return drawing(parts, wide, high, "the image", scale=1.6)

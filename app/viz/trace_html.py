@@ -1,4 +1,4 @@
-"""A trace as HTML: its headline figures, its tokens coloured by source, and single steps with their draft trees.
+"""A trace as HTML: its headline figures, and the draft of a step as a tree.
 
 Pure functions of traces, for the page and for notebooks. The text of a token is given by a function; independent of
 models.
@@ -6,18 +6,15 @@ models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from outrider.app.viz.svg import Drawing, box, cut, drawing, label, safe, visible
-from outrider.app.viz.token_styles import STYLES, UNTRIED, Kind, nodes_of
+from outrider.app.viz.token_styles import STYLES, UNTRIED, Kind
 from outrider.core.trace import Step, Trace
 
 Name = Callable[[int], str]
 _NODES = 72  # nodes of a tree that are drawn at most
-_ROWS = 64  # of a table
-_ROOM = 3_000_000  # characters of HTML after which no more tokens of a trace are drawn
-_LIKELIEST = 8  # tokens in a tooltip
 _TINT = "44"  # alpha of background colours
 
 
@@ -36,7 +33,7 @@ def facts(trace: Trace) -> dict[str, str]:
         "tokens": f"{summary.tokens}",
         "target passes": f"{summary.target_passes}",
         "tokens per target pass": f"{summary.tokens_per_pass:.2f}",
-        "draft tokens accepted": f"{summary.accepted} of {summary.drafted}" if summary.drafted else "none drafted",
+        "guesses accepted": f"{summary.accepted} of {summary.drafted}" if summary.drafted else "no guesses",
         "time": f"{summary.seconds:.2f} s" if summary.seconds >= 1 else f"{1e3 * summary.seconds:.0f} ms",
         "tokens / s": f"{summary.tokens_per_second:.1f}",
     }
@@ -45,7 +42,7 @@ def facts(trace: Trace) -> dict[str, str]:
         of = f" of {own / 1e9:.1f}" if isinstance(own, int | float) and own else ""
         facts["GB / s of weights read"] = f"{rate / 1e9:.1f}{of}"
     if trace.launches:
-        facts["launches and waits per round"] = f"{trace.launches:.0f}, {trace.waits:.1f}"
+        facts["launches and waits per target pass"] = f"{trace.launches:.0f}, {trace.waits:.1f}"
     if not trace.lossless:
         facts["total variation, summed"] = f"{summary.total_variation:.2f}"
     return facts
@@ -74,133 +71,19 @@ def badge(lossless: bool) -> Drawing:
     )
 
 
-def legend(kinds: Iterable[Kind] = STYLES) -> Drawing:
-    """The kinds of tokens with their colours and lines."""
-    parts = [
-        f'<span style="margin-right:1.1em;white-space:nowrap"><span style="{style(kind)}">{_EXAMPLES[kind]}</span> '
-        f'<span style="opacity:.75">{safe(_SHORT[kind])}</span></span>'
-        for kind in kinds
-    ]
-    return Drawing(f'<div class="or-legend" style="line-height:1.9">{" ".join(parts)}</div>')
-
-
-_EXAMPLES: Mapping[Kind, str] = {
-    "drafted": "drafted",
-    "rejected": "rejected",
-    "resampled": "resampled",
-    "bonus": "bonus",
-    "relaxed": "relaxed",
-}
-_SHORT: Mapping[Kind, str] = {
-    "drafted": "and accepted",
-    "rejected": "by the rule",
-    "resampled": "by the target after a rejection",
-    "bonus": "token after an accepted draft",
-    "relaxed": "acceptance (only by a relaxed rule)",
-}
-
-
-# ---- tokens
-
-
-def style(kind: Kind) -> str:
-    """The CSS of a token of this kind."""
-    token = STYLES[kind]
-    faint = ";opacity:.75;font-size:.85em" if kind == "rejected" else ""
-    return f"background:{token.colour}{_TINT};text-decoration:{token.line} {token.colour};border-radius:3px{faint}"
-
-
-def tokens(
-    steps: Sequence[Step],
-    name: Name = numbered,
-    *,
-    rejected: bool = True,
-    current: int | None = None,
-    clock: Sequence[float] | None = None,
-    before: str = "",
-) -> Drawing:
-    """The output, each token coloured by its source, with rejected tokens where they were drafted. `before` is text
-    in front of it. Steps after `current` are faint; with `clock`, each step appears at its second. Tokens beyond
-    about 3 MB of HTML are counted, not drawn.
-    """
-    parts = [f'<span style="opacity:.6">{_escaped(before)}</span>'] if before else []
-    room, drawn = _ROOM, 0
-    for index, step in enumerate(steps):
-        css = ""
-        if current is not None and index > current:
-            css = ";opacity:.28"
-        elif current == index:
-            css = ";outline:1.5px solid currentColor"
-        css += f";--at:{clock[index]:.3f}s" if clock is not None else ""
-        for kind, html in _step_tokens(step, name, rejected, css):
-            room, drawn = room - len(html), drawn + (kind != "rejected")
-            parts.append(html)
-            if room < 0:
-                break
-        if room < 0:
-            parts.append(f"… {sum(len(step.emitted) for step in steps) - drawn} more tokens, not shown")
-            break
-    return running_text("".join(parts), race=clock is not None)
-
-
-def step_tokens(step: Step, name: Name, *, rejected: bool = True, css: str = "", tips: bool = True) -> str:
-    """The tokens of one step as HTML; `tips` adds tooltips."""
-    return "".join(html for _, html in _step_tokens(step, name, rejected, css, tips))
-
-
-def _step_tokens(step: Step, name: Name, rejected: bool, css: str, tips: bool = True) -> Iterator[tuple[Kind, str]]:
-    for kind, token, node, level in nodes_of(step):
-        if kind == "rejected" and not rejected:
-            continue
-        tag = "s" if kind == "rejected" else "span"
-        tip = f' tabindex="-1" title="{safe(tooltip(step, kind, token, node, level, name))}"' if tips else ""
-        text = _escaped(name(token), kind != "rejected")
-        yield kind, f'<{tag} class="or-t"{tip} style="{style(kind)}{css}">{text}</{tag}>'
-
-
-def running_text(inner: str, *, race: bool = False) -> Drawing:
-    """Tokens in a block of text that keeps white space and wraps."""
-    kind = "or-tokens or-race" if race else "or-tokens"
-    return Drawing(
-        f'<div class="{kind}" style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75">{inner}</div>'
-    )
-
-
-def _escaped(text: str, breaks: bool = True) -> str:
-    return safe(text).replace("⏎", "⏎<br>" if breaks else "⏎")
-
-
-def tooltip(step: Step, kind: Kind, token: int, node: int | None, level: int | None, name: Name) -> str:
-    """What the trace records about one token."""
-    parts = [f"“{visible(name(token))}” {STYLES[kind].description}"]
-    if node is not None and step.p:
-        numbers = f"p {step.p[node]:.3f}, {proposal(step, node)}"
-        parts.append(f"{numbers}, acceptance probability {step.chance[node]:.3f}")
-    if level is not None and level < len(step.alternatives):
-        shares = step.alternatives[level][:_LIKELIEST]
-        likely = ", ".join(f"“{visible(name(other))}” {share:.1%}" for other, share in shares)
-        parts.append(f"most likely for the target: {likely}")
-    if level is not None and level < len(step.total_variation) and step.total_variation[level]:
-        parts.append(f"total variation {step.total_variation[level]:.4f}")
-    return " · ".join([*parts, f"target pass {step.index + 1}"])
-
-
 def proposal(step: Step, node: int) -> str:
     return "fixed guess" if step.fixed[node] else f"q {step.q[node]:.3f}"
-
-
-# ---- one step
 
 
 def draft_tree(step: Step, root: str = "", name: Name = numbered) -> Drawing:
     """A step's draft as a tree: the accepted path, rejected and untried nodes, and the target's token after the path.
     `root` is the text before the draft."""
-    shown = _shown_nodes(step)
+    shown = shown_nodes(step)
     nodes = [*shown, *([len(step.drafted)] if len(step.path) < len(step.emitted) else [])]
     parent_of = {node: step.parents[node] for node in shown}
     if len(nodes) > len(shown):
         parent_of[len(step.drafted)] = step.path[-1] if step.path else -1
-    across, row = _layout(nodes, parent_of)
+    across, row = layout(nodes, parent_of)
     width, height, gap = 92, 34, 26
     places = {
         node: (14 + gap + 62 + (across[node] - 1) * (width + gap), 6 + row[node] * (height + 8)) for node in nodes
@@ -232,7 +115,7 @@ def draft_tree(step: Step, root: str = "", name: Name = numbered) -> Drawing:
     return Drawing(f'<div class="or-wide" style="overflow-x:auto"><div style="min-width:{wide}px">{tree}</div></div>')
 
 
-def _shown_nodes(step: Step) -> list[int]:
+def shown_nodes(step: Step) -> list[int]:
     """All nodes, or if there are too many, the accepted ones, then those tried, then others, as many as fit; always
     with their parents."""
     if len(step.drafted) <= _NODES:
@@ -250,7 +133,7 @@ def _shown_nodes(step: Step) -> list[int]:
     return sorted(node for node in wanted if step.parents[node] < 0 or step.parents[node] in wanted)
 
 
-def _layout(nodes: Sequence[int], parents: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+def layout(nodes: Sequence[int], parents: Mapping[int, int]) -> tuple[dict[int, int], dict[int, int]]:
     """The depth and the row of each node: a first child is in its parent's row, each further child in a new row."""
     children: dict[int, list[int]] = {}
     for node in nodes:
@@ -288,19 +171,3 @@ def _node(x: float, y: float, text: str, numbers: str, kind: Kind | None, tip: s
         f"{label(x + 46, y + 15, mark + cut(visible(text), 11), more=struck)}"
         f"{label(x + 46, y + 28, numbers, size=9, dim=True)}</g>"
     )
-
-
-def step_table(step: Step, name: Name = numbered) -> list[list[str]]:
-    """Rows of the first tried nodes and committed tokens of a step: kind, token, p, q, acceptance probability, total
-    variation."""
-    rows = []
-    for kind, token, node, level in islice(nodes_of(step), _ROWS):
-        total_variation = (
-            f"{step.total_variation[level]:.4f}" if level is not None and level < len(step.total_variation) else ""
-        )
-        numbers = ["", "", ""]
-        if node is not None and step.p:
-            q = "fixed" if step.fixed[node] else f"{step.q[node]:.4f}"
-            numbers = [f"{step.p[node]:.4f}", q, f"{step.chance[node]:.4f}"]
-        rows.append([kind, visible(name(token)), *numbers, total_variation])
-    return rows

@@ -23,13 +23,11 @@ def strip(
     mel: str = "",
     words: Sequence[tuple[float, str]] = (),
     clock: Sequence[float] | None = None,
-    current: int | None = None,
 ) -> Drawing:
     """The sound over time, and under it the round and the source of each token.
 
     `starts` are the seconds at which tokens become audible, `wave` is the envelope, `mel` an image as a data URL,
-    `words` are times and spoken words, `clock` the seconds at which rounds were done, for a replay, and `current` the
-    round to show."""
+    `words` are times and spoken words, and `clock` the seconds at which target passes were done, for a replay."""
     wide, duration = 880.0, max(seconds, 1e-6)
 
     def at(time: float) -> float:
@@ -53,9 +51,9 @@ def strip(
             continue
         left = at(starts[tokens[0]])
         right = at(starts[first] if first < len(starts) else duration)
-        timed = f' class="or-late" style="--at:{clock[index]:.3f}s"' if clock is not None else ""
-        timed += ' opacity=".22"' if current is not None and index > current else ""
-        tip = f"round {round_.index + 1}: {len(round_.drafted)} drafted, {len(round_.emitted)} committed"
+        timed = f' class="or-later" data-at="{clock[index]:.3f}"' if clock is not None else ""
+        timed += f' data-s="{index}"'
+        tip = f"target pass {round_.index + 1}: {len(round_.drafted)} drafted, {len(round_.emitted)} committed"
         shade = 0.28 if index % 2 else 0.12
         inner = box(left, y, right - left, 12, "currentColor", title=tip, more=f' fill-opacity="{shade}"')
         for level, token in enumerate(tokens):
@@ -68,6 +66,13 @@ def strip(
     for tick in range(0, int(duration) + 1, 1 + int(duration) // _TICKS):
         parts.append(stroke(at(tick), y - 2, at(tick), y + 3, opacity=0.6))
         parts.append(label(max(at(tick), 6), y + 14, f"{tick} s", size=10))
-    parts += [label(at(when) + 2, y + 30, word, anchor="start", size=11) for when, word in words[:_WORDS]]
-    inner = drawing(parts, wide, y + (38 if words else 20), "sound and rounds", scale=1.4)
-    return Drawing(f'<div class="or-wide" style="overflow-x:auto"><div style="min-width:520px">{inner}</div></div>')
+    for when, word in words[:_WORDS]:
+        spoken = f' class="or-word" data-from="{when:.2f}"'
+        parts.append(label(at(when) + 2, y + 30, word, anchor="start", size=12, more=spoken))
+    high = y + (38 if words else 20)
+    parts.append(f'<line class="or-playhead" y1="0" y2="{high:g}" stroke="#D55E00" stroke-width="2"/>')
+    inner = drawing(parts, wide, high, "the sound, and the target passes that committed its tokens", scale=1.4)
+    return Drawing(
+        f'<div class="or-wide or-strip" tabindex="0" role="group" aria-label="sound" data-seconds="{duration:.3f}" '
+        f'style="overflow-x:auto"><div style="min-width:300px">{inner}</div></div>'
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -77,8 +76,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self, _TYPES)
-        if not 0 <= self.guidance_scale < math.inf:
-            raise InvalidOption(f"guidance_scale is {self.guidance_scale}; it must be 0 or more (1 turns guidance off)")
+        if not 0 <= self.guidance_scale <= _GUIDANCE:
+            raise InvalidOption(
+                f"guidance_scale is {self.guidance_scale}; it must be from 0 to {_GUIDANCE} (1 turns guidance off)"
+            )
         if self.negative_prompt is not None and self.guidance_scale == 1:
             raise InvalidOption("negative_prompt needs guidance; give a guidance_scale other than 1, or leave it out")
         check_constraint(self.constraint)
@@ -118,6 +119,7 @@ class Options:
         )
 
 
+_GUIDANCE = 100  # above it, only rounding is left
 _TYPES: dict[str, Kind] = {
     "style": ((str, type(None)), "the name of a style, or None"),
     "negative_prompt": ((str, type(None)), "a string or None"),

@@ -162,6 +162,9 @@ def _complaint(why: str) -> str:
     return why if why.startswith("the model's chat template") else f"the model's chat template can't be rendered: {why}"
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "model")
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise InvalidOption unless messages are {"role": ..., "content": ...} and the last one has text."""
     if not messages:

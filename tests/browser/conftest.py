@@ -71,6 +71,8 @@ class Visit:
 
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=name, exact=True).first.click()
+        if name in ("Image", "Speech"):  # which open with a recorded race
+            self.page.wait_for_selector(f"#{name.lower()}-out .or-race")
 
     def text(self, selector: str) -> str:
         return str(self.page.inner_text(selector))

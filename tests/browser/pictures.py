@@ -17,11 +17,11 @@ from playwright.sync_api import sync_playwright
 from outrider.app.page.app import serve
 
 _RUNS = {
-    "text": ("Write a Python function that reverses a string, then one that reverses a list.", "token-recycling"),
+    "text": ("Write a Python function that reverses a string, then one that reverses a list.", "eagle3"),
     "image": ("red heart", "jacobi"),
     "speech": ("Good morning.", "jacobi"),
 }
-_SHAPES = {"wide": (1400, 1000), "narrow": (420, 900)}
+_SHAPES = {"wide": (1400, 900), "narrow": (400, 800)}
 
 
 def main(folder: Path, only: set[str]) -> None:
@@ -43,9 +43,9 @@ def main(folder: Path, only: set[str]) -> None:
 def take(page: Any, address: str, file: Callable[[str], Path], only: set[str]) -> None:
     """Run and photograph each tab."""
 
-    def save(name: str) -> None:
+    def save(name: str, whole: bool = True) -> None:
         page.wait_for_timeout(1200)
-        shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+        shot = Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
         shot.quantize(160, dither=Image.Dither.NONE).save(file(name), optimize=True)
         print(file(name), flush=True)
 
@@ -56,39 +56,53 @@ def take(page: Any, address: str, file: Callable[[str], Path], only: set[str]) -
             arg=name,
         )
 
+    if "opening" in only:
+        page.goto(address)
+        page.wait_for_selector("#text-out .or-lane")
+        page.wait_for_timeout(3000)
+        save("opening", whole=False)
     for name, (prompt, drafter) in _RUNS.items():
         if name not in only:
             continue
         page.goto(f"{address}?panel={name}&prompt={prompt}&drafter={drafter}&max_new_tokens=64")
-        page.wait_for_function("name => document.querySelector(`#${name}-link`) !== null", arg=name)
-        page.wait_for_timeout(1500)
+        page.wait_for_function("name => document.querySelector(`#${name}-run`) !== null", arg=name)
+        page.wait_for_timeout(2500)
         page.click(f"#{name}-go" if name == "image" else f"#{name}-run")
         wait(name)
-        if name == "text":
-            for _ in range(2):
-                page.click("#text-back")
+        page.wait_for_timeout(6000 if name == "image" else 500)
+        view = {"text": "Guesses", "image": "Acceptance"}.get(name)
+        if view:
+            page.locator(f"#{name}-{name}-views").get_by_label(view).check()
         save(name)
         if name == "text":
-            page.get_by_role("tab", name="Charts").first.click()
-            save("charts")
-    if "theory" in only:
-        page.goto(f"{address}?panel=theory")
-        page.wait_for_timeout(1500)
-        save("theory")
+            page.locator("#text-steps .or-g").first.click()
+            page.locator("#text-steps").scroll_into_view_if_needed()
+            save("card", whole=False)
+            page.keyboard.press("Escape")
+            page.click("#text-settings button")
+            save("settings")
+            page.click("#text-settings button")
+            page.click("#text-numbers button")
+            page.click("#text-faster button")
+            save("numbers")
     if "traces" in only:
         page.goto(f"{address}?panel=traces")
         page.wait_for_timeout(1500)
         page.click("#traces-pick input")
         page.get_by_role("option", name="text a relaxed rule").click()
-        page.wait_for_function("document.querySelector('#traces-tree').innerText.includes('Target pass')")
+        page.wait_for_function("document.querySelector('#traces-steps').innerText.includes('Target pass')")
         save("traces")
-    if "compare" in only:
-        page.goto(f"{address}?panel=compare")
-        page.wait_for_timeout(1500)
-        page.click("#compare-run")
-        page.wait_for_function("document.querySelector('#compare-status').innerText.includes('Done.')")
-        save("compare")
+    for name in ("batch", "lab"):
+        if name in only:
+            page.goto(f"{address}?panel={name}")
+            page.wait_for_timeout(1500)
+            page.click(f"#{name}-run")
+            sign = "Done." if name == "lab" else "tokens per target pass"
+            page.wait_for_function(
+                "([name, sign]) => document.querySelector(`#${name}-status`).innerText.includes(sign)", arg=[name, sign]
+            )
+            save(name)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), set(sys.argv[2:]) or {"text", "image", "speech", "compare", "theory", "traces"})
+    main(Path(sys.argv[1]), set(sys.argv[2:]) or {"opening", "text", "image", "speech", "lab", "batch", "traces"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class ImageBackend:
     name: Modality = "image"
     title = "Image"
     prompt_label = "prompt"
+    lessons: Mapping[str, str] = {}
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
     default_temperature: float = 1.0
     default_drafter = JACOBI.name
@@ -138,7 +139,8 @@ class ImageGeneration:
 
     def preview(self) -> str:
         shape = self._im.raster.rows, self._im.raster.width
-        return image_grid.picture(packed(self._stream.image(0, self._count)), self._steps, *shape, light=True)
+        drawn = image_grid.layered(packed(self._stream.image(0, self._count)), self._steps, *shape, overlays=False)
+        return f'<div class="or-lane">{drawn}</div>'
 
     def recording(self) -> Recording:
         raster = self._im.raster

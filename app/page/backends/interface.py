@@ -148,6 +148,7 @@ class Backend(Protocol):
     title: str
     prompt_label: str
     examples: tuple[str, ...]
+    lessons: Mapping[str, str]  # examples by what they teach; none: the examples speak for themselves
     default_temperature: float
     default_drafter: str
     extra_options: tuple[Knob | Choice, ...]
@@ -287,6 +288,21 @@ def checked(backend: Backend, given: Mapping[str, Any]) -> RunSettings:
         rule_options=_options(given.get("rule_options"), rule_knobs(backend, rule)),
         extra=extra,
     )
+
+
+def salvaged(backend: Backend, given: Mapping[str, Any]) -> tuple[RunSettings, list[str]]:
+    """The settings of a run from all valid values, and what is wrong with the others."""
+    kept: dict[str, Any] = {"prompt": backend.examples[0]}
+    notes = []
+    for key, value in given.items():
+        for name, part in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            trial = {**kept, key: part if name is None else {**kept.get(key, {}), name: part}}
+            try:
+                checked(backend, trial)
+                kept = trial
+            except InvalidOption as error:
+                notes.append(str(error)[:300])
+    return checked(backend, kept), notes
 
 
 def _options(given: object, known: Sequence[Knob | Choice]) -> dict[str, float | str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class SpeechBackend:
     name: Modality = "speech"
     title = "Speech"
     prompt_label = "text"
+    lessons: Mapping[str, str] = {}
     examples: tuple[str, ...] = (
         "Good morning.",
         "The quick brown fox jumps over the lazy dog.",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Choice, Knob, LazyModel, ModelSpec, RunSettings
 from outrider.app.page.recordings import Modality, Recording, tokens_in
-from outrider.app.viz import trace_html
+from outrider.app.viz import reading
 from outrider.core.methods import AUTO
 from outrider.core.trace import Step
 from outrider.text import TextModel, load
@@ -23,13 +23,17 @@ class TextBackend:
     name: Modality = "text"
     title = "Text"
     prompt_label = "prompt"
-    examples: tuple[str, ...] = (
-        "Why is the sky blue?",
-        "Write a haiku about a fast horse.",
-        "List the numbers from one to twenty in words.",
-        "Repeat this sentence five times: the quick brown fox jumps over the lazy dog.",
-        "Write a Python function that reverses a string, then one that reverses a list.",
-    )
+    lessons: Mapping[str, str] = {
+        "Writes code": "Write a Python class Point with x and y, add, subtract and multiply methods.",
+        "Copies its input": "Copy this list exactly: apple, banana, cherry, date, elderberry, fig, grape, honeydew, "
+        "kiwi, lemon, mango, nectarine, orange, papaya.",
+        "Counts": "List the numbers from one to thirty in words.",
+        "Answers from a text": "Answer from this text. Text: The lighthouse at Cape Byron was built in 1901 and stands "
+        "22 metres tall. Question: Tell me all about the lighthouse at Cape Byron.",
+        "Explains": "Why is the sky blue?",
+        "Surprises the drafter": "Write a haiku about a fast horse.",
+    }
+    examples: tuple[str, ...] = tuple(lessons.values())
     default_temperature: float = 0.0
     default_drafter = AUTO.name
     defaults: Modality | None = name
@@ -99,8 +103,8 @@ class TextGeneration:
 
     def preview(self) -> str:
         for step in self._steps[len(self._html) :]:
-            self._html.append(trace_html.step_tokens(step, self._lm.tokens.piece, tips=False))
-        return trace_html.running_text("".join(self._html))
+            self._html.append(reading.preview(step, self._lm.tokens.piece))
+        return reading.running_answer(self._html)
 
     def recording(self) -> Recording:
         trace = self._stream.trace

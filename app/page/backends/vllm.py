@@ -12,7 +12,7 @@ from functools import cached_property
 from outrider.app.page.backends.interface import Choice, Knob, RunSettings
 from outrider.app.page.backends.text import TextBackend
 from outrider.app.page.recordings import Modality, Recording, tokens_in
-from outrider.app.viz import trace_html
+from outrider.app.viz import reading
 from outrider.core.bench.runner import PLAIN
 from outrider.core.methods.rules import EXACT
 from outrider.core.trace import Step, Trace
@@ -25,6 +25,7 @@ class VllmBackend:
     name: Modality = "text"
     title = TextBackend.title
     prompt_label = TextBackend.prompt_label
+    lessons = TextBackend.lessons
     examples: tuple[str, ...] = TextBackend.examples
     default_temperature: float = TextBackend.default_temperature
     extra_options: tuple[Knob | Choice, ...] = TextBackend.extra_options[:1]  # max_new_tokens
@@ -83,8 +84,8 @@ class VllmGeneration:
         rounds = self._answering.rounds
         for index in range(len(self._html), len(rounds)):
             step = to_step(index, rounds[index], 0, 0.0)
-            self._html.append(trace_html.step_tokens(step, self._client.piece, tips=False))
-        return trace_html.running_text("".join(self._html))
+            self._html.append(reading.preview(step, self._client.piece))
+        return reading.running_answer(self._html)
 
     def recording(self) -> Recording:
         settings, reply = self._settings, self._answering.reply()

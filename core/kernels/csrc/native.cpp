@@ -10,7 +10,6 @@
 
 #include <algorithm>
 
-#include "barrier.h"
 #include "layout.h"
 
 #ifdef __AVX512BF16__
@@ -186,7 +185,6 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     const int64_t each = scratch_bytes(deepest, p.columns, s.dim);
     const int together = std::max(1, 16 / group), most = std::min(16, group),
               parts = count_parts(p.count, together, group, p.rows * s.kv, p.threads);
-    Barrier meeting;
 #pragma omp parallel num_threads(p.threads)
     {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -208,13 +206,13 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     else
                         normed(p.x + int64_t(m) * s.width, layer.attention_norm, s.width, s.eps,
                                input + int64_t(m) * s.width);
-                meeting.wait(threads);
+#pragma omp barrier
                 product(layer.qkv, input, s.into, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
                             for (int m = 0; m < some; m++)
                                 store(qkv + int64_t(from + m) * all + 16 * block, load(sums + 16 * m));
                         });
-                meeting.wait(threads);
+#pragma omp barrier
                 uint8_t* const here = p.store + index * p.layer_stride;
                 for (int task = me; task < tokens * s.kv;
                      task += threads) {  // a token's queries, key and value of one head
@@ -240,7 +238,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         quantized(value, s.dim, beside);
                     }
                 }
-                meeting.wait(threads);
+#pragma omp barrier
                 configured.to(std::min((p.count + parts - 1) / parts, together) * group);
                 for (int task = me; task < p.rows * s.kv * parts; task += threads) {
                     const int row = task / (s.kv * parts), kv = task / parts % s.kv, part = task % parts,
@@ -260,7 +258,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     }
                 }
                 configured.to(tokens);
-                meeting.wait(threads);
+#pragma omp barrier
                 product(layer.out, input, spread, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
                             for (int m = 0; m < some; m++) {
@@ -268,12 +266,12 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                                 store(x, add(load(x), load(sums + 16 * m)));
                             }
                         });
-                meeting.wait(threads);
+#pragma omp barrier
             }
             if (layer.use_mlp) {
                 for (int m = me; m < tokens; m += threads)
                     normed(p.x + int64_t(m) * s.width, layer.mlp_norm, s.width, s.eps, input + int64_t(m) * s.width);
-                meeting.wait(threads);
+#pragma omp barrier
                 const int blocks = s.hidden / 16, begin = blocks * int64_t(me) / threads,
                           end = blocks * int64_t(me + 1) / threads;
                 for (int from = 0; from < tokens; from += kRows) {
@@ -299,7 +297,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         gated(block, own.first, own.second);
                     }
                 }
-                meeting.wait(threads);
+#pragma omp barrier
                 product(layer.down, middle, s.hidden, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
                             for (int m = 0; m < some; m++) {
@@ -307,7 +305,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                                 store(x, add(load(x), load(sums + 16 * m)));
                             }
                         });
-                meeting.wait(threads);
+#pragma omp barrier
             }
             if (bf16* const tap = p.taps ? p.taps[index] : nullptr)
                 for (int64_t m = me; m < tokens; m += threads)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import runpy
 import warnings
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,14 +33,17 @@ from outrider.app.page.backends.interface import (  # noqa: E402
     knobs,
     rules_for,
 )
-from outrider.app.page.compare_tab import contenders, negative_log_likelihood  # noqa: E402
+from outrider.app.page.drafter_menu import drafter_menu  # noqa: E402
 from outrider.app.page.kept_recordings import KeptRecordings  # noqa: E402
+from outrider.app.page.lab_tab import contenders, negative_log_likelihood  # noqa: E402
 from outrider.app.page.modality_tab import ModalityTab  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402
 from outrider.app.page.run_queue import RunQueue  # noqa: E402
-from outrider.app.page.runner import follow  # noqa: E402
+from outrider.app.page.runner import follow, race  # noqa: E402
 from outrider.app.viz import charts, image_grid  # noqa: E402
-from outrider.app.viz.svg import safe  # noqa: E402
+from outrider.app.viz.dice import dice  # noqa: E402
+from outrider.app.viz.svg import safe, visible  # noqa: E402
+from outrider.app.viz.token_styles import tokens_of  # noqa: E402
 from outrider.core.bench.runner import PLAIN, Bench, Item  # noqa: E402
 from outrider.core.errors import InvalidOption, TraceError  # noqa: E402
 from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
@@ -243,7 +248,8 @@ def test_drawings_show_the_figures_of_the_trace(backends: dict[str, Backend], na
         f"<b>{summary.target_passes}</b> target passes",
         f"<b>{summary.tokens_per_pass:.2f}</b>",
     ):
-        assert expected in figures
+        assert expected in render.charts(recording)
+    assert f"<b>{summary.tokens_per_pass:.2f}</b> tokens per target pass" in figures
     bars = charts.by_position(summary)
     for place, (share, reached) in enumerate(zip(summary.by_position, summary.conditional, strict=True), 1):
         assert f"position {place}: accepted in {share:.1%} of drafts, {reached:.1%} where it was reached" in bars
@@ -260,11 +266,25 @@ def test_drawings_show_the_figures_of_the_trace(backends: dict[str, Backend], na
     assert (
         sum(sum(group.sources.values()) for group in charts.pass_groups(recording.trace.steps, 10**6)) == summary.tokens
     )
-    for place, step in enumerate(recording.trace.steps):
-        tree = render.step(recording, place)
-        assert f"{len(step.drafted)} drafted, {step.accepted} accepted, {len(step.emitted)} committed" in tree
-        for node in step.path:
-            assert f"p {step.p[node]:.4f}" in tree and f"acceptance probability {step.chance[node]:.4f}" in tree
+    told = opened_story(render.steps(recording))
+    rows = [row for round_ in told["rounds"] for row in round_["rows"]]
+    assert len(rows) == len(recording.trace.steps) and told["missing"] == 0
+    for row, step in zip(rows, recording.trace.steps, strict=True):
+        assert [told["names"][out[0]] for out in row["out"]] == [visible(recording.name(t))[:60] for t in step.emitted]
+        states = ["rejected" if tried else "untried" for tried in step.tried]
+        for node, source in zip(step.path, step.sources, strict=False):
+            states[node] = source
+        assert [node[3] for node in row["nodes"]] == states
+        for node, given in zip(row["nodes"], step.p, strict=True):
+            assert node[4] == pytest.approx(given, abs=1e-4)
+        if step.drafted:
+            assert row["say"].startswith(f"Guessed {len(step.drafted)}")
+
+
+def opened_story(html: str) -> dict[str, Any]:
+    """The data of a stepper, as a browser reads it from the attribute."""
+    found: dict[str, Any] = json.loads(unescape(html.split('data-story="')[1].split('"')[0]))
+    return found
 
 
 def test_grids_show_the_numbers_of_the_trace(backends: dict[str, Backend]) -> None:
@@ -280,19 +300,54 @@ def test_grids_show_the_numbers_of_the_trace(backends: dict[str, Backend]) -> No
     assert flat["relaxed"] == [float(source == "relaxed") for source in sources]
     accepted = [source in ("drafted", "relaxed") for source in sources]
     assert [value is not None for value in flat["chance"]] == accepted
-    assert render.output(recording).count("data-cell") == 4 * 256
+    shown = render.output(recording)
+    assert shown.count("data-cell") == 4 * 256 and all(f"or-layer-{name}" in shown for name in ("pass", "entropy"))
 
 
 def test_a_race_replays_both_traces_at_their_recorded_times(backends: dict[str, Backend]) -> None:
     backend = backends["text"]
     fast, plain = record(backend, drafter="suffix"), record(backend, drafter=PLAIN)
     whole = replace(fast, plain=plain)
-    assert "the same, token for token" in render.race_result(whole)
+    count, passes = plain.trace.summary().tokens, fast.trace.summary().target_passes
+    assert f"Same {count} tokens. {passes} target passes instead of {count}." in render.race_result(whole)
     assert plain.trace.summary().tokens_per_pass == 1.0
     times = render.clock(fast.trace)
     assert times[-1] == pytest.approx(fast.trace.summary().seconds) and times == sorted(times)
     shown = render.race(whole)
-    assert f"--at:{times[-1]:.3f}s" in shown and f"--at:{render.clock(plain.trace)[-1]:.3f}s" in shown
+    assert f'data-at="{times[-1]:.3f}"' in shown and f'data-at="{render.clock(plain.trace)[-1]:.3f}"' in shown
+    limit = fast.trace.summary().tokens_per_pass
+    before, after = plain.trace.summary().seconds, fast.trace.summary().seconds
+    timed = replace(whole, seconds=(1.0, 1.0, 1.0), plain=replace(plain, seconds=(1.1, 1.3, 2.0)))
+    assert render.speedups(timed) == pytest.approx([1.1, 1.3, 2.0])
+    assert "(1.1 to 2.0 in 3 timings)" in render.race_result(timed)
+    impossible = replace(timed, plain=replace(plain, seconds=(99.0, 99.0, 99.0)))
+    assert limit < 90 and "so the machine was busy" in render.race_result(impossible)
+    assert render.speedups(whole) == pytest.approx([before / after])
+
+
+def test_a_race_times_both_sides_three_times(backends: dict[str, Backend]) -> None:
+    settings = checked(backends["text"], {"prompt": "the cat sat", "drafter": "suffix", "max_new_tokens": 8})
+    *_, (_, recording) = race(backends["text"], settings, lambda: True)
+    assert recording is not None and recording.plain is not None
+    assert len(recording.seconds) == len(recording.plain.seconds) == 3 and recording.plain.trace.method == PLAIN
+    assert recordings.read(recording.to_json()) == recording
+    assert "in 3 timings" in render.race_result(recording)
+
+
+def test_the_answer_is_clean_text_and_its_guesses_are_kept_apart(backends: dict[str, Backend]) -> None:
+    trace = record(backends["text"], drafter="suffix").trace
+    tokens = trace.tokens()
+    names = {str(token): f"w{token} " for token in {*tokens, *(t for step in trace.steps for t in step.drafted)}}
+    names[str(tokens[0])], names[str(tokens[-1])] = "first\n\tline", "<|im_end|>"
+    recording = Recording("text", trace, "", names)
+    html = render.output(recording)
+    shown = re.findall(r'<span class="or-t ([^"]*)"[^>]*>(.*?)</span>', html, re.S)
+    assert len(shown) == len(tokens) and all("or-d" in kind or "or-w" in kind for kind, _ in shown)
+    read = "".join(re.sub("<.*?>", "", inner) for kind, inner in shown if "or-m" not in kind)
+    wanted = "".join(names[str(token)] for token in tokens if names[str(token)] != "<|im_end|>")
+    assert unescape(read) == wanted and "\n\t" in wanted
+    rejected = sum(kind == "rejected" for step in trace.steps for _, kind in tokens_of(step))
+    assert html.count('<s class="or-t or-x') == rejected
 
 
 @pytest.mark.parametrize("name", ["text", "speech"])
@@ -318,14 +373,14 @@ def test_no_text_becomes_markup(backends: dict[str, Backend], text: str) -> None
     recording = record(backends["text"], drafter="suffix")
     named = replace(recording, names=dict.fromkeys(recording.names, text), prompt=text)
     read = recordings.read(named.to_json())
-    steps = range(len(read.trace.steps))
     pages = [
+        render.steps(read),
         render.output(read),
         render.charts(read),
         render.race(replace(read, plain=read)),
         render.figures(read.trace),
     ]
-    for page in [*pages, *(render.step(read, place) for place in steps)]:
+    for page in pages:
         assert "<img src=x" not in page and "<script" not in page and "${" not in page and "{{" not in page
         assert not any(sign in page for sign in "\u202e\x00\x1b`")
 
@@ -364,7 +419,7 @@ def test_bare_traces_can_be_read(backends: dict[str, Backend]) -> None:
         trace = record(backends[name], drafter="suffix", rule="exact").trace
         opened = recordings.read(trace.to_json())
         assert opened.modality == name and opened.trace == trace
-        assert render.output(opened) and render.step(opened, 0) and render.charts(opened)
+        assert render.output(opened) and render.steps(opened) and render.charts(opened)
 
 
 def test_bundled_recordings_can_be_read() -> None:
@@ -416,9 +471,55 @@ def test_a_link_restores_the_settings(backends: dict[str, Backend]) -> None:
     given = {"panel": "text", "prompt": "a <b> & c", "drafter": "suffix", "rule": "lenience", "temperature": "0.5"}
     updates = tab.from_query({**given, "seed": "7", "d.nodes": "9", "r.lenience": "0.4", "max_new_tokens": "12"})
     assert updates[0] == "a <b> & c" and updates[1] == "suffix" and updates[3:6] == [0.5, 7, 12]
+    assert len(updates) == len(tab.linked) and updates[-1] == gradio.skip()
     options = updates[5 + len(backends["text"].extra_options) :]
     assert [update["value"] for update in options[:2]] == [9, 16] and options[6]["value"] == 0.4
     settings = checked(backends["text"], {**given, "temperature": 0.5, "seed": 7})
     assert "prompt=a+%3Cb%3E+%26amp%3B+c" not in tab._link(settings) and "a+%3Cb%3E+%26+c" in tab._link(settings)
-    for wrong in ({**given, "drafter": "<x>"}, {**given, "panel": "image"}, {**given, "temperature": "nan"}):
-        assert all(update == {"__type__": "update"} for update in tab.from_query(wrong))
+    assert all(update == gradio.skip() for update in tab.from_query({**given, "panel": "image"}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"drafter": "<x>"}, "unknown drafter"),
+        ({"temperature": "nan"}, "temperature"),
+        ({"d.nodez": "3"}, "unknown option"),
+        ({"prompt": "x" * 5_000}, "5,000 characters"),
+        ({"r.lenience": "7"}, "lenience"),
+    ],
+)
+def test_a_link_with_one_invalid_setting_keeps_the_others(
+    backends: dict[str, Backend], wrong: dict[str, str], words: str
+) -> None:
+    tab = ModalityTab(backends["text"], RunQueue(), KeptRecordings())
+    with gradio.Blocks():
+        tab.build()
+    given = {"panel": "text", "prompt": "a cat", "drafter": "suffix", "rule": "lenience", "seed": "7"}
+    updates = tab.from_query({**given, **wrong})
+    assert words in updates[-1] and "<x>" not in updates[-1] and updates[4] == 7
+    assert updates[0] == ("a cat" if "prompt" not in wrong else backends["text"].examples[0])
+    assert updates[1] == ("suffix" if "drafter" not in wrong else backends["text"].default_drafter)
+
+
+def test_the_menu_begins_with_five_recommended_drafters() -> None:
+    from outrider.app.page.backends.text import TextBackend
+
+    menu = drafter_menu(TextBackend())
+    names = [name for _, name in menu]
+    assert len(names) == len(set(names)) and set(names) == {PLAIN, *TextBackend().drafters()}
+    assert names[0] == "auto" and 4 <= sum(label.startswith("★") for label, _ in menu) <= 5
+
+
+def test_the_dice_are_the_numbers_that_decided(backends: dict[str, Backend]) -> None:
+    seen = 0
+    for seed in range(4):
+        trace = record(
+            backends["image"], drafter="jacobi", rule="token", seed=seed, drafter_options={"renew": "gumbel"}
+        ).trace
+        for step in trace.steps:
+            for node, number in enumerate(dice(trace, step)):
+                if number is not None:
+                    seen += 1
+                    assert step.tried[node] and (number < step.chance[node]) == (node in step.path)
+    assert seen > 50

@@ -16,7 +16,7 @@ pytest.importorskip("gradio")
 
 from outrider.app.page import recordings, render
 from outrider.app.page.recordings import Recording
-from outrider.app.page.trace_view import picture_pair
+from outrider.app.page.theory import estimate
 from outrider.core.errors import TraceError
 from outrider.speech.audio import Sound
 
@@ -92,15 +92,13 @@ REFUSED = {
 
 def draw(opened: Recording) -> dict[str, str]:
     """All that the page draws of a recording when it is opened and stepped through."""
-    last = len(opened.trace.steps) - 1
-    picture_pair(opened)
     return {
         "output": render.output(opened),
-        "output at a step": render.output(opened, 0),
-        "step": render.step(opened, last),
-        "charts": render.charts(opened, 0),
+        "answer": render.answer(opened),
+        "steps": render.steps(opened),
+        "charts": render.charts(opened),
         "figures": render.figures(opened.trace),
-        "race": render.race(opened),
+        "theory": str(estimate(opened)),
     }
 
 
@@ -127,7 +125,7 @@ def test_the_html_of_a_trace_is_bounded(name: str) -> None:
     data = DRAWN[name](60_000)
     opened = recordings.read(data)
     sizes = {part: len(html) for part, html in draw(opened).items()}
-    assert max(sizes.values()) < 6_100_000 and max(sizes["step"], sizes["charts"]) < 300_000, sizes
+    assert max(sizes.values()) < 6_100_000 and sizes["charts"] < 300_000, sizes
     assert len(opened.link()) < 3 * len(data) + 1_000 * len(opened.trace.steps)
 
 
@@ -148,13 +146,7 @@ def test_impossible_values_are_refused_in_one_line(name: str) -> None:
 def test_tokens_that_are_not_drawn_are_counted() -> None:
     opened = recordings.read(recording([committed(9_000), committed(1_000)], names={"1": INVISIBLE}))
     output = render.output(opened)
-    drawn = output.count('class="or-t"')
+    drawn = output.count('class="or-t ')
     assert 500 < drawn < 10_000 and f"… {10_000 - drawn} more tokens, not shown" in output
     deep = recordings.read(recording([{"row": 0, "index": 0, **chain(1_000)}]))
     assert "position in the draft (the first 160 of 1000)" in render.charts(deep)
-
-
-def test_a_damaged_image_is_not_compared() -> None:
-    image = {"modality": "image", "picture": png(16)}
-    opened = recordings.read(recording([ONE], **image, plain={"trace": {"steps": [ONE]}, **image}))
-    assert picture_pair(opened)["visible"] is False

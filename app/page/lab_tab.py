@@ -1,4 +1,4 @@
-"""The Compare tab: several methods on a few prompts, measured in turns, beside the speed that theory predicts.
+"""The Lab tab: several drafters on a few prompts, measured in turns and ranked, beside what theory predicts.
 
 Uses outrider.core.bench.runner to measure and outrider.core.cost.theory to predict.
 """
@@ -16,6 +16,7 @@ import gradio as gr
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Backend, RunSettings, checked, compatible
 from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
+from outrider.app.page.device_load import Others, warning
 from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, steps_on_model_thread
 from outrider.app.page.runner import enter, error_box, hint, running, waiting
 from outrider.app.viz.charts import benchmark_bars, predicted_and_measured
@@ -24,11 +25,18 @@ from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, R
 from outrider.core.bench.timing import pass_cost
 from outrider.core.cost.theory import PassCost, best_length, break_even
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods import RULES
 from outrider.core.methods.rules import EXACT
-from outrider.core.protocol import Capability
 
 _TOKENS = 64
+_TIMINGS = 3  # of each drafter on each prompt
+PRESETS = {  # drafters to compare, of which those that are available are measured
+    "No training": ("auto", "prompt-lookup", "suffix", "token-recycling", "jacobi"),
+    "Trained heads": ("eagle3", "medusa", "hydra", "kangaroo", "dspark"),
+    "A second model": ("draft-model", "dynamic-tree", "specinfer"),
+    "The target itself": ("swift", "draft-verify", "sparse-cache"),
+    "One of each kind": ("prompt-lookup", "jacobi", "eagle3", "draft-model", "ensemble"),
+}
 _PROMPTS = {
     "text": "Why is the sky blue?\nList the numbers from one to ten in words.",
     "image": "red heart\npizza",
@@ -109,7 +117,7 @@ TITLES = (
     "method",
     "tokens / s",
     "speedup",
-    "tokens / pass",
+    "tokens per target pass",
     "accepted",
     "same output",
     "total variation / token",
@@ -120,19 +128,19 @@ TITLES = (
 )
 
 
-def drawn(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None) -> Drawing:
-    """The table and the plots of the results so far."""
+def drawn(
+    rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None, others: float = 0.0
+) -> Drawing:
+    """The ranking of the results so far, what to doubt in it, and the details. `others`: cores busy with other work."""
     body = [
         [str(row["drafter"]), *_cells(row, [run for run in runs if run.contender == row["drafter"]], cost)]
         for row in rows
     ]
     table = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in line) + "</tr>" for line in body)
     head = "".join(f'<th scope="col">{title}</th>' for title in TITLES)
-    plain_speed = rows[0]["tokens_per_second"]
-    plots = [
-        ("Tokens per second", benchmark_bars(rows, "tokens_per_second", "tokens per second", base=plain_speed)),
-        ("Tokens per target pass", benchmark_bars(rows, "tokens_per_pass", "tokens per target pass", base=1.0)),
-    ]
+    ranked = sorted(rows, key=lambda row: -float(row["speedup"] or 0))
+    ranking = benchmark_bars(ranked, "speedup", "speedup over plain decoding", "x", base=1.0)
+    plots = [("Tokens per target pass", benchmark_bars(ranked, "tokens_per_pass", "tokens per target pass", base=1.0))]
     points = [
         (str(row["drafter"]), float(row["predicted_tokens_per_second"]), float(row["decode_tokens_per_second"]))
         for row in rows
@@ -140,14 +148,32 @@ def drawn(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost
     ]
     if points:
         plots.append(("Predicted and measured speed", predicted_and_measured(points)))
-    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{plot}</div>' for title, plot in plots]
-    notes = "".join(
-        f"<li>{safe(str(row['drafter']))}: {safe(str(row['note'])[:300])}</li>" for row in rows if row.get("note")
-    )
+    cards = [f'<div class="or-card"><h3>{safe(title)}</h3>{plot}</div>' for title, plot in plots]
+    notes = "".join(f"<li>{safe(text)}</li>" for text in [*_doubts(rows, others), *_remarks(rows)])
     return Drawing(
-        f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{table}</tbody>'
-        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{side_by_side(cards, 330)}'
+        f'<div class="or-card"><h3>Speedup over plain decoding, with 95 % intervals</h3>{ranking}</div>'
+        f'<ul class="or-notes">{notes}</ul><details class="or-details"><summary>Details</summary>'
+        '<div class="or-wide" tabindex="0" role="group" aria-label="all figures"><table class="or-table">'
+        f"<thead><tr>{head}</tr></thead><tbody>{table}</tbody></table></div>{side_by_side(cards, 280)}</details>"
     )
+
+
+def _doubts(rows: Sequence[Mapping[str, Any]], others: float) -> list[str]:
+    """Why figures cannot be relied on: the machine was busy, or a speedup is higher than the target passes saved."""
+    busy = warning(others)
+    doubts = [f"{busy[0].upper()}{busy[1:]}."] if busy else []
+    for found in rows:
+        gain, limit = found["speedup"], found["tokens_per_pass"]
+        if gain and limit and gain > 1.05 * limit:
+            doubts.append(
+                f"{found['drafter']}: {gain:.2f}x is more than its {limit:.2f} tokens per target pass allow, so "
+                "something slowed plain decoding down; measure again on a quiet machine."
+            )
+    return doubts
+
+
+def _remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{row['drafter']}: {str(row['note'])[:300]}" for row in rows if row.get("note")]
 
 
 def _cells(row: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -> list[str]:
@@ -182,7 +208,7 @@ def negative_log_likelihood(runs: Sequence[Run]) -> str:
     return f"{-sum(logprobs) / len(logprobs):.3f}" if logprobs else ""
 
 
-class CompareTab:
+class LabTab:
     """The components and the events of the tab."""
 
     def __init__(self, backends: Mapping[str, Backend], queue: RunQueue) -> None:
@@ -191,45 +217,51 @@ class CompareTab:
     def build(self) -> None:
         first = self.backends["text"]
         with gr.Row():
-            with gr.Column(scale=3, min_width=320):
+            with gr.Column(scale=3, min_width=240):
                 self.modality = gr.Radio(list(self.backends), value="text", label="Modality")
-                self.prompts = gr.Textbox(
-                    _PROMPTS["text"],
-                    label=f"Prompts, one per line, up to {validate.PROMPTS}",
-                    lines=4,
-                    max_lines=8,
-                    max_length=validate.PROMPT,
-                    elem_id="compare-prompts",
-                )
-                self.methods = gr.CheckboxGroup(
-                    first.drafters(),
-                    value=_default_methods(first),
-                    elem_id="compare-methods",
-                    label=f"Drafters, up to {validate.METHODS}; plain decoding is always included",
-                )
-                self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Acceptance rule")
-                self.temperature = gr.Slider(0, validate.TEMPERATURE, 0, step=0.05, label="Temperature (0 is greedy)")
-                self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED)
+                self.preset = gr.Dropdown(_presets(first), label="Preset", elem_id="lab-preset")
                 with gr.Row():
-                    self.run = gr.Button("Measure", variant="primary", elem_id="compare-run")
-                    self.stop = gr.Button("Stop", variant="stop", elem_id="compare-stop")
-            with gr.Column(scale=7, min_width=320):
-                self.status = gr.HTML("", elem_id="compare-status", min_height=44)
+                    self.run = gr.Button("Measure", variant="primary", min_width=90, elem_id="lab-run")
+                    self.stop = gr.Button("Stop", variant="stop", min_width=70, elem_id="lab-stop")
+                with gr.Accordion("⚙ Drafters, prompts and rule", open=False, elem_id="lab-settings"):
+                    self.methods = gr.Dropdown(
+                        first.drafters(),
+                        value=_available(first, _presets(first)[0]),
+                        multiselect=True,
+                        max_choices=validate.METHODS,
+                        elem_id="lab-methods",
+                        label=f"Drafters, up to {validate.METHODS}; plain decoding is always included",
+                    )
+                    self.prompts = gr.Textbox(
+                        _PROMPTS["text"],
+                        label=f"Prompts, one per line, up to {validate.PROMPTS}",
+                        lines=3,
+                        max_lines=8,
+                        elem_id="lab-prompts",
+                    )
+                    self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Acceptance rule")
+                    self.temperature = gr.Slider(
+                        0, validate.TEMPERATURE, 0, step=0.05, label="Temperature (0 is greedy)"
+                    )
+                    self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED)
+            with gr.Column(scale=7, min_width=240):
+                self.status = gr.HTML("", elem_id="lab-status", min_height=30)
                 self.output = gr.HTML(
                     hint(
-                        "Press Measure. The drafters take turns on every prompt, and each speedup compares runs of the "
-                        "same prompt."
+                        f"Press Measure. The drafters take turns on every prompt, {_TIMINGS} times, and each speedup "
+                        "compares runs of the same prompt in the same turn."
                     ),
-                    elem_id="compare-out",
-                    min_height=320,
+                    elem_id="lab-out",
+                    min_height=200,
                 )
         self.ticket = gr.State(0)
         self.modality.input(
             self._change_modality,
             [self.modality],
-            [self.prompts, self.methods, self.rule, self.temperature],
+            [self.prompts, self.preset, self.methods, self.rule, self.temperature],
             **redraw(),
         )
+        self.preset.input(self._change_preset, [self.modality, self.preset], [self.methods], **redraw())
         self.run.click(self._begin, None, [self.ticket, self.status], **redraw()).then(
             self._run,
             [self.ticket, self.modality, self.prompts, self.methods, self.rule, self.temperature, self.seed],
@@ -245,10 +277,15 @@ class CompareTab:
         backend = self.backends[validate.one_of(modality, "modality", self.backends)]
         return [
             _PROMPTS[modality],
-            gr.update(choices=backend.drafters(), value=_default_methods(backend)),
+            gr.update(choices=_presets(backend), value=_presets(backend)[0]),
+            gr.update(choices=backend.drafters(), value=_available(backend, _presets(backend)[0])),
             gr.update(choices=backend.rules(), value=EXACT.name),
             backend.default_temperature,
         ]
+
+    def _change_preset(self, modality: str, preset: str) -> Update:
+        backend = self.backends[validate.one_of(modality, "modality", self.backends)]
+        return _available(backend, validate.one_of(preset, "preset", PRESETS))
 
     def _begin(self, request: gr.Request) -> list[Update]:
         return list(enter(self.queue, visitor(request)))
@@ -287,7 +324,7 @@ class CompareTab:
                 given["max_new_tokens"] = _TOKENS
             chosen = contenders(backend, names, given, active)
             yield [waiting("Measuring the cost of target passes …"), gr.skip()]
-            bench = Bench(chosen, [Item(str(index), "all", line) for index, line in enumerate(lines)])
+            bench = Bench(chosen, [Item(str(index), "all", line) for index, line in enumerate(lines)], _TIMINGS)
             yield from self._follow(Comparison(bench, target_cost(backend, lines[0])))
         except Stopped:
             yield [running("Stopped."), gr.skip()]
@@ -298,19 +335,26 @@ class CompareTab:
                 self.queue.cancel(visitor(request))
 
     def _follow(self, comparison: Comparison) -> Iterator[list[Update]]:
-        bench = comparison.bench
+        bench, others = comparison.bench, Others()
         for done, name in enumerate(bench.go(), 1):
             status = running(f"{done} of {bench.turns} runs, last: {name}{'' if bench.runs else ' (warm-up)'}")
             complete = bench.runs and done % len(bench.contenders) == 0
-            yield [status, drawn(comparison.rows(), bench.runs, comparison.cost) if complete else gr.skip()]
+            yield [
+                status,
+                drawn(comparison.rows(), bench.runs, comparison.cost, others.cores()) if complete else gr.skip(),
+            ]
         failed = "; ".join(f"{name}: {why}" for name, why in bench.failed.items())
         yield [
             running("Done." + (f" Failed: {failed}"[:400] if failed else "")),
-            drawn(comparison.rows(), bench.runs, comparison.cost),
+            drawn(comparison.rows(), bench.runs, comparison.cost, others.cores()),
         ]
 
 
-def _default_methods(backend: Backend) -> list[str]:
-    """Three drafters that cost little and run anywhere."""
-    known = [name for name in backend.drafters() if name in DRAFTERS]
-    return [name for name in known if Capability.CATCHES_UP in DRAFTERS[name].capabilities][:3]
+def _available(backend: Backend, preset: str) -> list[str]:
+    """The drafters of a preset that the backend has."""
+    known = backend.drafters()
+    return [name for name in PRESETS[preset] if name in known][: validate.METHODS]
+
+
+def _presets(backend: Backend) -> list[str]:
+    return [name for name in PRESETS if _available(backend, name)]
