@@ -318,6 +318,27 @@ class TreeGrowing(Protocol):
         each level, if their log-probability reaches `floor`; None if its current state does not allow it."""
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnTree:
+    """The nodes of one row's tree, and the distributions they are from."""
+
+    tokens: Tensor  # [N]
+    live: Tensor  # [N] bool: false where nothing was left to draw
+    probs: Tensor  # [N] of each node under its distribution
+    distributions: Tensor  # [P, R] over the outputs
+    source: Tensor  # [N] the distribution of each node
+    ids: Tensor | None  # [R] the token of each output; None: its index
+
+
+@runtime_checkable
+class TreeDrawing(Protocol):
+    """Draws a whole tree of a given shape for a row in one call."""
+
+    def draw_tree(self, row: int, parents: tuple[int, ...], numbers: np.ndarray | None) -> DrawnTree | None:
+        """The tree with these parents, in level order: nodes drawn without replacement with uniform numbers [N], or
+        without numbers the likeliest tokens; None if its current state does not allow it."""
+
+
 class View(Target, Protocol):
     """A cheaper view of a target's own weights, over its cache. Started after the target on the same prompts; follows
     its rows."""

@@ -19,17 +19,21 @@ from outrider.app.options import (
     Device,
     DrafterGrid,
     DrafterNames,
+    DraftModelName,
     Dtype,
     FirstSeed,
     FrequencyPenalty,
     JsonFile,
+    ModelOptions,
     OwnWeights,
     PresencePenalty,
+    PublishedName,
     Repeat,
     RuleGrid,
     RuleNames,
     Temperature,
     TopK,
+    published,
 )
 from outrider.core.assets.files import write_atomically
 
@@ -37,8 +41,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.core.bench.runner import Item
+    from outrider.core.bench.settings import Setting
+    from outrider.speech import PublishedSpeech
     from outrider.speech.evaluation.bench import Quality, SpeechBench, Teacher
 
+_DRAFTERS = "medusa,jacobi,token-recycling"
 _WIDTH = 120  # of the tables; a narrower terminal wraps their lines
 SHOWN = (  # measures of quality: title, key, factor, format
     ("word errors %", "word_error", 100, ".1f"),
@@ -54,7 +61,7 @@ def speech(
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text file, one sentence per line. Default: held-out sentences.")
     ] = None,
-    drafters: DrafterNames = "medusa,jacobi,token-recycling",
+    drafters: DrafterNames = _DRAFTERS,
     rules: RuleNames = RULE,
     drafter_option: DrafterGrid = None,
     rule_option: RuleGrid = None,
@@ -73,6 +80,15 @@ def speech(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: FirstSeed = 0,
     weights: OwnWeights = None,
+    model: PublishedName = None,
+    draft_model: DraftModelName = None,
+    model_option: ModelOptions = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum number of frames or tokens, for a published model. Default: the model's own."
+        ),
+    ] = None,
     device: Device = DEVICE,
     dtype: Dtype = "bfloat16",
     output: JsonFile = None,
@@ -98,8 +114,13 @@ def speech(
     from outrider.speech.resolve_drafter import drafters as known_drafters
     from outrider.speech.resolve_drafter import rules as known_rules
 
+    if model is not None and drafters == _DRAFTERS:  # there are no heads for published models
+        drafters = _DRAFTERS.removeprefix("medusa,")
     chosen = [name.strip() for name in drafters.split(",")], [name.strip() for name in rules.split(",")]
-    for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
+    for what, names, known in (
+        ("drafter", chosen[0], known_drafters(model is not None)),
+        ("rule", chosen[1], known_rules()),
+    ):
         for name in names:
             if name not in known:
                 raise unknown(what, name, known)
@@ -113,6 +134,14 @@ def speech(
         lines = filter(None, map(str.strip, prompts.read_text("utf-8").splitlines()))
         items = [Item(str(index), "given", line) for index, line in enumerate(lines)][:num_prompts]
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+    if (loading := published(model, draft_model, model_option, weights)) is not None:
+        if quality or samples is not None or plot is not None:
+            raise typer.BadParameter("works with our own voice only; leave out --model", param_hint="--quality")
+        if presence_penalty or frequency_penalty:
+            raise typer.BadParameter("is not available for a published model", param_hint="--presence-penalty")
+        one = load(str(model), device=device, dtype=dtype, **loading)
+        _published(one, settings, items, repeat, {"seed": seed, "limit": max_new_tokens, "options": options}, output)
+        return
     options |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
@@ -135,6 +164,51 @@ def speech(
         print("nothing to plot: --plot needs --quality and matplotlib", file=sys.stderr)
     if not complete:
         raise typer.Exit(130)
+
+
+def _published(
+    sp: PublishedSpeech,
+    settings: list[Setting],
+    items: list[Item],
+    repeat: int,
+    how: Mapping[str, Any],
+    output: Path | None,
+) -> None:
+    """Measure a published model that reads texts."""
+    from rich.console import Console
+
+    from outrider.app.bench.progress import go
+    from outrider.core.bench.runner import Bench
+    from outrider.core.errors import InvalidOption
+    from outrider.speech.evaluation import published_bench
+
+    if not sp.makes_sound:
+        raise InvalidOption(f"{sp.name} transcribes sound; this benchmark reads sentences aloud")
+    measured = Bench(published_bench.contenders(sp, settings, **how), items, repeat)
+    complete = go(measured, Console(stderr=True, highlight=False))
+    if not measured.runs:
+        raise InvalidOption("stopped before anything was measured")
+    about = {**how["options"], "seed": how["seed"], "prompts": len(measured.first("plain")), "repeat": repeat}
+    show(published_bench.report(measured, sp, settings, about=about), output, draw_published)
+    if not complete:
+        raise typer.Exit(130)
+
+
+def draw_published(console: Console, report: Mapping[str, Any]) -> None:
+    """Print the table of a published model."""
+    from outrider.app.bench.tables import COLUMNS
+    from outrider.app.viz.fitted import Fitted
+
+    titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "same output")
+    settings = report["settings"]
+    table = _table(
+        f"{settings['model']}, {settings['dtype']}, {settings['prompts']} sentences, by the model's clock",
+        [*titles, "total variation / token"],
+    )
+    for row in report["rows"]:
+        apart = "" if row["lossless"] else f"{row['total_variation_per_token']:.4f}"
+        table.add_row(row["setting"], *(COLUMNS[title][0](row) for title in titles), apart)
+    console.print(Fitted(table))
 
 
 def _teacher() -> tuple[Teacher | None, dict[str, str]]:
@@ -215,7 +289,9 @@ def _speeds(rows: list[Mapping[str, Any]]) -> Any:
 
     titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "same output")
     shown = {title: COLUMNS[title][0] for title in titles}
-    table = _table("The language model", [*shown, "entropy / token", "relaxed", "total variation / token"])
+    table = _table(
+        "The language model, by its own clock", [*shown, "entropy / token", "relaxed", "total variation / token"]
+    )
     for row in rows:
         relaxed = (
             ("", "") if row["lossless"] else (f"{row['relaxed_share']:.0%}", f"{row['total_variation_per_token']:.4f}")
@@ -226,12 +302,15 @@ def _speeds(rows: list[Mapping[str, Any]]) -> Any:
 
 def _real_time_factors(rows: list[Mapping[str, Any]]) -> Any:
     parts = ("model", "codec", "vocoder")
-    table = _table("Real-time factor: seconds for one second of sound", [*parts, "total", "time to first sound"])
+    title = "From text to sound: seconds for one second of sound, and the speedup of the whole"
+    table = _table(title, [*parts, "total", "speedup", "time to first sound"])
+    plain = next((row["quality"] for row in rows if row["setting"] == "plain"), None)
     for row in rows:
         factors = [row["quality"][f"factor_{part}"] for part in parts]
         seconds = row["quality"]["first_sound_seconds"]
         first = "-" if seconds is None else f"{seconds:.2f} s"
-        table.add_row(row["setting"], *(f"{factor:.3f}" for factor in (*factors, sum(factors))), first)
+        whole = "-" if plain is None else f"{sum(plain[f'factor_{part}'] for part in parts) / sum(factors):.2f}"
+        table.add_row(row["setting"], *(f"{factor:.3f}" for factor in (*factors, sum(factors))), whole, first)
     return table
 
 

@@ -293,8 +293,9 @@ SPEECH = (
         METHODS,
         "Every method, at temperature 0 and 1",
         "Every drafter whose weights are installed, with the exact rule, on held-out sentences of all kinds. Speeds "
-        "are those of the language model alone; entropy is that of the target's distributions; the real-time factor is "
-        "the seconds that model, codec and vocoder take for one second of sound.",
+        "and their speedups are those of the language model alone; entropy is that of the target's distributions; the "
+        "real-time factor is the seconds that model, codec and vocoder take for one second of sound, and the speedup "
+        "from text to sound is the ratio of plain decoding's to it.",
         _both(f"speech --drafters {_SPOKEN} --num-prompts 14 --dtype bfloat16"),
         needs=_VOICE,
         quick=True,

@@ -149,6 +149,7 @@ def _speech(results: Sequence[Result]) -> str:
 
     titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "passes / token", "same output")
     rows = _rows(results)
+    plain = {id(row): result["rows"][0] for result in results for row in result["rows"]}
     body = []
     for row in rows:
         cells = [
@@ -157,7 +158,9 @@ def _speech(results: Sequence[Result]) -> str:
             f"{row['total_variation_per_token']:.4f}",
         ]
         body.append([*cells, f"{row['target_entropy']:.2f}", f"{real_time_factor(row):.3f}"])
-    headings = ("", *titles, "total variation / token", "entropy / token", "real-time factor")
+        body[-1].append(f"{real_time_factor(plain[id(row)]) / real_time_factor(row):.2f}")
+    shown = ["speedup of the model (95 %)" if title.startswith("speedup") else title for title in titles]
+    headings = ("", *shown, "total variation / token", "entropy / token", "real-time factor", "speedup, text to sound")
     parts = [table(headings, body)] if body else []
     qualities = [(name, quality) for result in results for name, quality in result["ladder"].items()]
     qualities += [(row["setting"], row["quality"]) for row in rows if "word_error" in row["quality"]]

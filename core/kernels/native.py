@@ -167,6 +167,8 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
     found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
+    found.outrider_draw_tree.argtypes, found.outrider_draw_tree.restype = [c_void_p] * 5, None
+    found.outrider_draw_heads.argtypes, found.outrider_draw_heads.restype = [c_void_p] * 2, None
     found.outrider_drawn.argtypes, found.outrider_drawn.restype = [*([c_void_p] * 4), c_int32, c_int32, c_float], None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None

@@ -20,6 +20,7 @@ from outrider.core.kernels.neighbour_mass import Alike, grouped, pooled
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.acceptance import rivals, strict
+from outrider.core.rules.native_walk import Formula
 from outrider.core.rules.rejection import rejection
 
 _LARGE = 8192  # codes above which no table of all pairs is made
@@ -206,13 +207,14 @@ class Annealed:
         return self.weight == 1
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return strict(left * self._enlarged(depth), q)
+        return strict(left * self._enlarged(depth).to(left.dtype), q)
 
     def _enlarged(self, depth: Tensor) -> Tensor:
-        return 1 + (self.weight - 1) * torch.exp(-self.nu * depth)
+        return 1 + (self.weight - 1) * torch.exp(-self.nu * depth.double())
 
     def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
         return rivals(distribution, distribution.probs * self._enlarged(depth))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
+        formula = Formula("annealed", (self.weight, self.nu))
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy, formula=formula)

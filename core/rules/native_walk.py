@@ -1,6 +1,6 @@
-"""The compiled forms of the exact rules and of the relaxed ones along chains (core/kernels/csrc/walks.cpp), for drafts
-on a CPU. Each takes its reference, the torch function that decides the same: an enumeration works out with it which
-uniforms to feed (`CounterRNG.feed`). Independent of rules."""
+"""The compiled forms of the exact rules, of the relaxed ones along chains, and of those with a formula down trees
+(core/kernels/csrc/walks.cpp, relaxed.h), for drafts on a CPU. Each takes its reference, the torch function that decides
+the same: an enumeration works out with it which uniforms to feed (`CounterRNG.feed`). Independent of rules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,25 @@ def _structure(name: str, fields: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
+FORMULAS = (
+    "tolerance",
+    "additive-beta",
+    "lenience",
+    "annealed",
+    "trust",
+    "verify-every",
+    "threshold",
+)  # as in relaxed.h
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A relaxed rule's chances as the compiled code knows them: one of FORMULAS, and its settings."""
+
+    name: str
+    settings: tuple[float, ...]
+
+
 class _Distributions(ctypes.Structure):
     _fields_ = (("probs", c_void_p), ("tokens", c_void_p), ("count", c_int64), ("width", c_int64))
 
@@ -42,8 +62,8 @@ class _Distributions(ctypes.Structure):
 _Walk = _structure(
     "Walk",
     "target[] drafted[] tokens source parents able chances accept next node open refused accepted token path tried "
-    "relaxed chance p q total_variation "
-    "| rows size shapes depth vocabulary numbers replacement levels first last threads",
+    "relaxed chance p q total_variation ends settings "
+    "| rows size shapes depth vocabulary numbers replacement levels first last threads formula end_count",
 )
 _Block = _structure(
     "Block",
@@ -110,9 +130,10 @@ def rejection(
     rng: CounterRNG,
     reference: Reference,
     chances: Callable[[Distribution, slice], Tensor] | None = None,
+    formula: Formula | None = None,
 ) -> Verdict:
-    """Rejection down a chain or tree: strict, or, along a chain, with the chances [B, L, V] of accepting each token at
-    some levels, given the target's distributions there."""
+    """Rejection down a chain or tree: strict; along a chain with the chances [B, L, V] of accepting each token at some
+    levels, given the target's distributions there; or down a tree with those of a formula."""
     accept, follow = rng.feed(reference, Purpose.ACCEPT, Purpose.NEXT)
     (rows, size), depth = draft.tokens.shape, draft.tree.depth
     whole = size * scores.vocabulary <= _AT_ONCE
@@ -124,7 +145,8 @@ def rejection(
     path, refused = torch.full((rows, depth), -1), torch.zeros(rows, dtype=torch.bool)
     tried, relaxed = torch.zeros(rows, size, dtype=torch.bool), torch.zeros(rows, depth, dtype=torch.bool)
     chance, p, q = torch.zeros(3, rows, size, dtype=dtype).unbind()
-    total_variation = None if chances is None else torch.zeros(rows, depth + 1, dtype=torch.float64)
+    relaxes = chances is not None or formula is not None
+    total_variation = None if not relaxes else torch.zeros(rows, depth + 1, dtype=torch.float64)
     call = _Call(
         _Walk,
         rows=rows,
@@ -139,6 +161,10 @@ def rejection(
     call.tensors(tokens=draft.tokens, parents=draft.tree.parents, able=draft.tried, accept=accept, next=follow)
     call.tensors(node=node, open=going, refused=refused, accepted=accepted, token=token, path=path)
     call.tensors(tried=tried, relaxed=relaxed, chance=chance, p=p, q=q, total_variation=total_variation)
+    if formula is not None:
+        ends = torch.tensor(scores.sampling.end, dtype=torch.long)
+        call.tensors(ends=ends, settings=torch.tensor([*formula.settings, 0.0], dtype=torch.float64))
+        call.structure.formula, call.structure.end_count = 1 + FORMULAS.index(formula.name), len(ends)
     if draft.distributions is not None:
         call.distributions("drafted", draft.distributions, dtype)
         call.tensors(source=draft.source)
@@ -146,8 +172,9 @@ def rejection(
         last = min(first + stretch, depth + 1)
         if first and not whole:
             distributions = scores.distributions(node[:, None] + 1)
-        if chances is not None:
+        if relaxes:
             distributions = distributions.dense()
+        if chances is not None:
             levels = slice(first, min(last, depth))
             here = Distribution(distributions.probs[:, levels], None, scores.vocabulary) if whole else distributions
             call.structure.levels = levels.stop - first
@@ -168,7 +195,7 @@ def rejection(
         p=p,
         q=q,
         total_variation=total_variation,
-        relaxed=None if chances is None else relaxed,
+        relaxed=relaxed if relaxes else None,
     )
 
 

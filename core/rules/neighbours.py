@@ -18,7 +18,10 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.acceptance import strict
+from outrider.core.rules.native_walk import Formula
 from outrider.core.rules.rejection import rejection
+
+_MOST = 1 << 14  # tokens of which all pairs are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class Tolerance:
         return torch.addcmul(1 - missed, strict(left, q), missed)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        formula = Formula("tolerance", (self.tau,))
+        return rejection(draft, scores, rng, self.accept, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,8 @@ class AdditiveBeta:
         return torch.where(distribution.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        formula = Formula("additive-beta", (self.beta,))
+        return rejection(draft, scores, rng, self.accept, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,11 @@ class CoarseGroups:
             )
         if self.lossless:
             return strict(left, q)
+        if size > _MOST:
+            raise InvalidOption(
+                f"coarse-groups compares all pairs of tokens, and there are {size:,}; it takes up to {_MOST:,}: use "
+                "grouped or lantern, which compare a code with its nearest ones"
+            )
         share = self._shares(size, q.device).to(q)
         return (strict(left @ share, q @ share) @ share.T) * (distribution.probs > 0)
 

@@ -29,10 +29,12 @@ def rejection(
     acceptance: Acceptance | None = None,
     children: Tensor | None = None,
     greedy: GreedyAcceptance | None = None,
+    formula: native_walk.Formula | None = None,
 ) -> Verdict:
     """The verdict on a draft. Under a relaxed `acceptance` end tokens are still tried strictly, and every level reports
     its total variation; `children` reorders siblings. With `greedy` it decides at temperature 0, where `acceptance`
-    would see a point mass. Compiled on a CPU, but for relaxed rules on trees."""
+    would see a point mass. Compiled on a CPU; relaxed rules on trees only where `formula` says what `acceptance`
+    computes."""
     greedy = greedy if scores.sampling.greedy else None
     if not draft.size:
         root = torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
@@ -47,10 +49,11 @@ def rejection(
         if chain
         else partial(down_tree, draft, scores, acceptance=acceptance, children=children, greedy=greedy)
     )
-    if not native_walk.usable(rng, draft.tokens.device) or not (chain or acceptance is None):
+    known = chain or acceptance is None or (formula is not None and greedy is None and children is None)
+    if not native_walk.usable(rng, draft.tokens.device) or not known:
         return reference(rng)
-    if acceptance is None:
-        return native_walk.rejection(draft, scores, rng, reference)
+    if acceptance is None or not chain:
+        return native_walk.rejection(draft, scores, rng, reference, formula=None if acceptance is None else formula)
 
     def relaxed(distributions: Distribution, levels: slice) -> Tensor:
         return chances(draft, scores, acceptance, greedy, distributions, levels)[1]

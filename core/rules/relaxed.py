@@ -23,6 +23,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.acceptance import rivals, strict
+from outrider.core.rules.native_walk import Formula
 from outrider.core.rules.rejection import rejection
 
 
@@ -48,7 +49,8 @@ class Threshold:
         return rivals(distribution, distribution.probs / self.threshold)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
+        formula = Formula("threshold", (self.threshold,))
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,8 @@ class Lenience:
         return rivals(distribution, distribution.probs / self.lenience)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
+        formula = Formula("lenience", (self.lenience,))
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,8 @@ class Trust:
         return torch.where(depth < self.depth, 1, strict(left, q))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        formula = Formula("trust", (self.depth,))
+        return rejection(draft, scores, rng, self.accept, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,8 @@ class VerifyEvery:
         return torch.where((depth + 1) % self.every == 0, strict(left, q), 1)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept)
+        formula = Formula("verify-every", (self.every,))
+        return rejection(draft, scores, rng, self.accept, formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True)

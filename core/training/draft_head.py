@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.native.draft_tree import NativeTree
+from outrider.core.engine.native.sampled_tree import NativeHeads
 from outrider.core.engine.trainable.block import AttentionMask
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding
 from outrider.core.engine.types import Config
@@ -139,6 +140,10 @@ class DraftHead(nn.Module):
         """Compiled code that grows its trees in one call, if there is any."""
         return None
 
+    def native_heads(self) -> NativeHeads | None:
+        """Compiled code that draws the trees of a parallel head in one call, if there is any."""
+        return None
+
     def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Maps its tensors to their names in a draft head of another configuration, to start from that one's
         weights."""
@@ -172,6 +177,7 @@ class DraftingHead(Protocol):
     ) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
     def logits(self, states: Tensor) -> Tensor: ...  # [..., S] -> [..., R] of the next token
     def native_tree(self) -> NativeTree | None: ...
+    def native_heads(self) -> NativeHeads | None: ...
 
 
 class SequentialHead(DraftingHead, Protocol):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.drafters.trained.heads import MedusaHeads, PrefixCache, residual
+from outrider.core.drafters.trained.heads import MedusaHeads, PrefixCache, heads_in_kernels, residual
+from outrider.core.engine.native.sampled_tree import NativeHeads
 from outrider.core.engine.trainable.block import AttentionMask, Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, Guess
@@ -59,6 +60,9 @@ class ConditionedHeads(MedusaHeads):
             projected = F.linear(x, first.weight[rows], None if first.bias is None else first.bias[rows])
             state = residual(self.more[k], x + F.silu(projected + self._condition(k, conditioning)))
             yield Guess(self.words.logits(state), k + 2, self.fade**k, self.words.vocabulary)
+
+    def native_heads(self) -> NativeHeads | None:
+        return heads_in_kernels(self, self.about)
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         width = self.words.hidden_size

@@ -99,22 +99,25 @@ def resolve_drafter(
     inputs: dict[Input, Provider] = {Input.DRAFT_MODEL: unless_given(lambda request: draft_model())}
     if draft_head is not None:
         inputs[Input.DRAFT_HEAD] = head
-    modality = None if draft_head is None else "speech"
-    catalogue = Catalogue(drafters=drafters(draft_head is None), inputs=inputs, modality=modality, lossless=lossless)
+    catalogue = Catalogue(drafters=drafters(draft_head is None), inputs=inputs, modality="speech", lossless=lossless)
     return catalogue.drafter(options.drafter, options.drafter_options)
 
 
 def resolve_rule(
-    options: Options, inputs: Mapping[Input, Callable[[], Any]] = {}, codes: int | None = None
+    options: Options,
+    inputs: Mapping[Input, Callable[[], Any]] = {},
+    codes: int | None = None,
+    *,
+    published: bool = False,
 ) -> Resolved[Rule]:
-    """The rule of these options. `inputs` says which codes are alike, and `codes` how many there are; without, the
-    model is a published one."""
+    """The rule of these options. `inputs` says which codes are alike, and `codes` how many there are. The defaults are
+    those measured on our voice, unless the model is a `published` one."""
     made: dict[Input, Provider] = {kind: unless_given(partial(_made, make)) for kind, make in inputs.items()}
     given = dict(options.rule_options)
     method = RULES.get(options.rule) if isinstance(options.rule, str) else None
     if codes is not None and method is not None and Input.NEIGHBOURS in method.inputs.values():
         given.setdefault("k", min(method.options["k"], codes - 1))
-    catalogue = Catalogue(rules=rules(), inputs=made, modality="speech" if inputs else None)
+    catalogue = Catalogue(rules=rules(), inputs=made, modality=None if published else "speech")
     return catalogue.rule(options.rule, given)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.device import constant, upload
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.drawn_trees import drawn_at_once
 from outrider.core.drafters.length_policies import (
     Confidence,
     Fixed,
@@ -261,6 +262,14 @@ class _Tree(_ModelDrafter):
         depth = min(len(self.starts) - 1, max(int(room.max()), 0))
         return [(self.starts[level], self.starts[level + 1]) for level in range(depth)]
 
+    def _at_once(self, left: Tensor, rng: CounterRNG, *, sampled: bool) -> tuple[Draft, Tensor] | None:
+        """The draft and each node's probability given its parent, drawn in one call a row where the model can."""
+        levels = self.levels(left)
+        drawn = drawn_at_once(self.model, self.parents[: levels[-1][1]] if levels else (), left, rng, sampled=sampled)
+        if drawn is not None:
+            self.bytes_read += self.model.weight_bytes * len(levels)
+        return drawn
+
 
 class SampledTree(_Tree):
     """A tree whose siblings are drawn from the model's distribution: without replacement (recursive rejection sampling,
@@ -279,6 +288,8 @@ class SampledTree(_Tree):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
+        if not self.replacement and (at_once := self._at_once(left, rng, sampled=True)) is not None:
+            return at_once[0]
         rng.reserve(len(self.parents))
         rows = len(room)
         draft = Draft.empty(rows, rng.device)
@@ -351,6 +362,8 @@ class TopKTree(_Tree):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
+        if (at_once := self._at_once(left, rng, sampled=False)) is not None:
+            return replace(at_once[0], belief=at_once[1].double())
         draft = Draft.empty(len(room), rng.device)
         tokens, belief = draft.tokens, draft.tokens.double()
         for level, (start, stop) in enumerate(self.levels(room)):

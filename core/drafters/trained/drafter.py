@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.drawn_trees import drawn_at_once
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.length_policies import Budget, Confidence, Policy, Risk
 from outrider.core.drafters.trained.head_runner import HeadRunner
@@ -79,6 +80,12 @@ class ParallelTree(TopKTree):
             self._start(room, rng)
             return Draft.empty(len(room), rng.device)
         shape, read = self.parents[: levels[-1][1]], self.bytes_read
+        if self.nodes is None and not self.min_probability:
+            left = self._start(room, rng)
+            if (drawn := drawn_at_once(self.model, tuple(shape), left, rng, sampled=False)) is not None:
+                self.bytes_read = read + self.model.weight_bytes
+                paths = drawn[0].tree.ancestors.double() @ drawn[1].double().clamp(min=1e-30).log()[..., None]
+                return replace(drawn[0], belief=paths[..., 0].exp())
         growth = partial(self._grown, shape)
         draft = self._recorded(room, rng, 0, (shape, self.nodes), len(levels), growth)
         if draft is None:

@@ -279,8 +279,8 @@ class Eagle3Head(DraftHead):
 
     def native_tree(self) -> NativeTree | None:
         passes, words, fuse = self.block.runner, self.words, self.fuse.fast
-        output = words.fast if words.own is None else words.own.fast
-        if passes is None or not isinstance(output, Tiled) or not isinstance(fuse, Tiled):
+        output = words.tiled()
+        if passes is None or output is None or not isinstance(fuse, Tiled):
             return None
         if self.tap_norm != "each" or not self.normed_output or self.normed_residual or self.form.qk_norm:
             return None
@@ -288,7 +288,7 @@ class Eagle3Head(DraftHead):
             return None
         norms = [norm.weight.detach() for norm in (self.embedded, self.entered, self.norm)]
         taps = [weight.detach() for weight in self.tap_norms.parameters()]
-        return NativeTree(passes, words.embedding, norms, taps, fuse, output, words.vocabulary)
+        return NativeTree(passes, words.embedding, norms, taps, fuse, output, words.vocabulary, words.count)
 
     @property
     def pass_bytes(self) -> int:

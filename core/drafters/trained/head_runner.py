@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +19,12 @@ from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.native.draft_tree import Grown
+from outrider.core.engine.native.sampled_tree import shape_of
 from outrider.core.engine.self_draft_views import position_bound
 from outrider.core.engine.trainable.block import Angles, AttentionMask
 from outrider.core.engine.trainable.shared_embedding import for_inference
 from outrider.core.engine.types import Config, PassLayout
-from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable
+from outrider.core.protocol import DrawnTree, Prefill, Prompts, Scores, SelfDraftable
 from outrider.core.training.draft_head import DraftingHead, ParallelHead
 from outrider.core.tree import Tree
 
@@ -77,7 +79,7 @@ class HeadRunner:
         # a captured pass has no positions, from which the mask of a window is made; a parallel head's are in its mask
         self._graph_pool = None if self.cache.with_keys else draft_head.graph_pool
         self.cache.pool = self._graph_pool
-        self._native_tree = draft_head.native_tree()
+        self._native_tree, self._native_heads = draft_head.native_tree(), draft_head.native_heads()
         self._parallel = draft_head if isinstance(draft_head, ParallelHead) else None
         self._hidden: Mapping[str, Tensor] = {}
         self.self_draftable: SelfDraftable | None = None  # the target, if it has views of itself
@@ -237,6 +239,30 @@ class HeadRunner:
         cache.scored, cache.scratch_owner = 0, self
         features, store = self._pending[row, : len(waiting)], cache.store[0, None, row : row + 1]
         return tree.grow(features, waiting, behind, store, depth, width, floor)
+
+    @torch.no_grad()
+    def draw_tree(self, row: int, parents: tuple[int, ...], numbers: np.ndarray | None) -> DrawnTree | None:
+        """As outrider.core.protocol.TreeDrawing, after reading the row's pending tokens in the same call."""
+        tree, heads, cache, sampling = self._native_tree, self._native_heads, self.cache, self._pipeline.sampling
+        if (tree is None and heads is None) or not sampling.plain or sampling.greedy or type(self) is not HeadRunner:
+            return None
+        shape, rows = shape_of(parents), cache.rows
+        if shape is None:
+            return None
+        wait, behind = int(rows.pending_count[row]), int(rows.entries[row])
+        if heads is not None:
+            drawn = heads.draw(self._pending[row, wait - 1], shape, numbers, sampling.temperature)
+        else:
+            assert tree is not None
+            block, room = self.draft_head.block, wait + shape.inner
+            cache.reserve(room)
+            block.ensure_positions(block.runner, behind + room)
+            features, store = self._pending[row, :wait], cache.store[0, None, row : row + 1]
+            waiting = rows.pending[row, :wait]
+            drawn = tree.draw(features, waiting, behind, store, shape, numbers, sampling.temperature)
+        if drawn is not None:
+            cache.scored, cache.scratch_owner = 0, self
+        return drawn
 
     @property
     def _width(self) -> int:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.drafters.trained.head_runner import ready
+from outrider.core.engine.native.sampled_tree import NativeHeads
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
+from outrider.core.kernels.native import Tiled
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 PrefixCache = int | Sequence[int] | Tensor  # the ids that can be guessed, or how many of them; 0: all
@@ -85,6 +87,9 @@ class MedusaHeads(DraftHead):
     def logits(self, states: Tensor) -> Tensor:
         """`future_states` of heads with their own output rows are logits already."""
         return states if self.outputs else self.words.logits(states)
+
+    def native_heads(self) -> NativeHeads | None:
+        return heads_in_kernels(self, None)
 
     @property
     def pass_bytes(self) -> int:
@@ -218,6 +223,19 @@ class HydraHeads(DraftHead):
 
 def _steps(width: int, count: int) -> nn.ModuleList:
     return nn.ModuleList(Matrix(width, width, bias=True, zero=True) for _ in range(count))
+
+
+def heads_in_kernels(heads: MedusaHeads, about: Matrix | None) -> NativeHeads | None:
+    """Medusa's heads for the compiled kernels, with a matrix of the conditions that they read; None where one of their
+    layers is in another layout."""
+    output, first = heads.words.tiled(), heads.first.fast
+    conditions = None if about is None else about.fast
+    more = [[step.fast for step in steps.children()] for steps in heads.more.children()]
+    layers = [first, *([] if about is None else [conditions]), *(step for steps in more for step in steps)]
+    if heads.outputs or output is None or not all(isinstance(layer, Tiled) for layer in layers):
+        return None
+    words = heads.words
+    return NativeHeads(words.hidden_size, first, conditions, more, output, words.count, words.vocabulary)  # type: ignore[arg-type]
 
 
 def residual(layers: nn.Module, x: Tensor) -> Tensor:

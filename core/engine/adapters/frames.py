@@ -120,47 +120,53 @@ class FrameTarget:
 
     def _plan(self, draft: Draft, read: _Plan | None = None) -> _Plan:
         """The plan of a draft. `read`: the plan of its first nodes, already scored; later nodes' frames follow its."""
-        scored = (0, 0) if read is None else (read.size, read.draft.size)
-        rows, size, books = draft.rows, draft.size, self.books
-        parents = draft.tree.parents.expand(rows, -1)
-        own = draft.tokens.clamp(min=0) % self.codes
-        # from the root down: each node extends the incomplete frame of its parent, or completes it
-        node = torch.zeros(rows, size + 1, dtype=torch.long, device=self.device)
-        count = torch.zeros_like(node)
-        codes = torch.zeros(rows, size + 1, books, dtype=torch.long, device=self.device)
-        codes[:, 0, : books - 1], count[:, 0] = self._incomplete, self._incomplete_count
-        frame = torch.full((rows, size), -1, dtype=torch.long, device=self.device)
-        frame_codes = torch.zeros(rows, size, books, dtype=torch.long, device=self.device)
-        frame_count = torch.zeros(rows, dtype=torch.long, device=self.device)
-        frame_parents = torch.full((rows, size), -1, dtype=torch.long, device=self.device)
-        used = torch.zeros(rows, size, dtype=torch.bool, device=self.device)
-        for index in range(size):
-            if index == scored[0]:
-                frame_count = frame_count.clamp(min=scored[1])
-            parent = parents[:, index : index + 1] + 1
-            filled = count.gather(1, parent)
-            line = codes.gather(1, parent[..., None].expand(-1, -1, books))[:, 0]
-            line = line.scatter(1, filled, own[:, index : index + 1])
-            completes = (filled[:, 0] == books - 1) & draft.live[:, index]
-            parent_node = node.gather(1, parent)[:, 0]
-            frame[:, index] = torch.where(completes, frame_count, -1)
-            slot = torch.where(completes, frame_count, size - 1)[:, None]
-            line_slot = slot[..., None].expand(-1, -1, books)
-            old_codes = frame_codes.gather(1, line_slot)[:, 0]
-            frame_codes.scatter_(1, line_slot, torch.where(completes[:, None], line, old_codes)[:, None])
-            old_parent = frame_parents.gather(1, slot)[:, 0]
-            frame_parents.scatter_(1, slot, torch.where(completes, parent_node - 1, old_parent)[:, None])
-            used.scatter_(1, slot, (used.gather(1, slot)[:, 0] | completes)[:, None])
-            frame_count = frame_count + completes
-            node[:, index + 1] = torch.where(completes, frame_count, parent_node)
-            count[:, index + 1] = torch.where(completes, 0, (filled[:, 0] + 1).clamp(max=books - 1))
-            codes[:, index + 1] = torch.where(completes[:, None], 0, line)
-        most = int(frame_count.max()) if size else 0
-        slots, live = torch.arange(most, device=self.device), used[:, :most]
-        tree = torch.where(live, frame_parents[:, :most], slots - 1)  # dead nodes form a chain
+        rows, size, books, device = draft.rows, draft.size, self.books, self.device
+        before, start = self._incomplete, self._incomplete_count[:, None]  # codes and their number at the root
+        if not size:
+            nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+            ids = torch.zeros(rows, 0, dtype=torch.long, device=device)
+            frames = Draft.guess(ids, Tree(ids), ids.bool())
+            return _Plan(frames, 0, nothing, before[:, None], start, ids)
+        # a node at depth d has the code number start + d of its row, counted from the start of the incomplete frame
+        codes = torch.cat([before, draft.tokens.clamp(min=0) % self.codes], 1)  # [B, K - 1 + N]
+        depths, paths = draft.tree.depths.expand(rows, -1), draft.tree.paths.expand(rows, -1, -1)
+        number = start + depths + 1  # [B, N] codes up to a node, its own included
+        slots = torch.arange(books, device=device)
+        here = (number - 1) // books * books  # the first code of a node's frame
+        line = self._codes_at(codes, paths, here[..., None] + slots)  # [B, N, K] unknown ones arbitrary
+        completes = (number % books == 0) & draft.live
+        frame = completes.cumsum(1) - 1
+        if read is not None:
+            missing = read.draft.size - completes[:, : read.size].sum(1, keepdim=True)
+            frame = frame + missing.clamp(min=0) * (torch.arange(size, device=device) >= read.size)
+        frame = torch.where(completes, frame, -1)
+        # the last node on each path that completes a frame
+        last = number // books * books - start - 1
+        ending = paths.gather(2, last.clamp(0, paths.shape[2] - 1)[..., None])[..., 0].clamp(min=0)
+        after = torch.where(last >= 0, frame.gather(1, ending) + 1, 0)
+        node = torch.nn.functional.pad(after, (1, 0))
+        count = torch.cat([start, number % books], 1)
+        inside = slots[: books - 1] < count[:, 1:, None]
+        partial = torch.where(inside, line[..., : books - 1], 0)
+        most = int(frame.max()) + 1
+        place = torch.where(completes, frame, most)  # other nodes write to a column that is dropped
+        frame_codes = codes.new_zeros(rows, most + 1, books)
+        frame_codes.scatter_(1, place[..., None].expand(-1, -1, books), line)
+        above = node.gather(1, draft.tree.parents.expand(rows, -1) + 1) - 1
+        parents = codes.new_zeros(rows, most + 1).scatter_(1, place, above)[:, :most]
+        live = completes.new_zeros(rows, most + 1).scatter_(1, place, completes)[:, :most]
+        tree = torch.where(live, parents, torch.arange(most, device=device) - 1)  # dead nodes form a chain
         ids = self.store.add(frame_codes[:, :most]) if most else frame_codes[:, :0, 0]
-        frames = Draft.guess(ids, Tree(tree), live)
-        return _Plan(frames, size, node, codes[..., : books - 1], count, frame)
+        states = torch.cat([before[:, None], partial], 1)
+        return _Plan(Draft.guess(ids, Tree(tree), live), size, node, states, count, frame)
+
+    def _codes_at(self, codes: Tensor, paths: Tensor, numbers: Tensor) -> Tensor:
+        """The codes with these numbers [B, N, K] on each node's path, from those at the root and of all nodes."""
+        start = self._incomplete_count[:, None, None]
+        depth = (numbers - start).clamp(0, paths.shape[2] - 1)
+        on_path = paths.gather(2, depth).clamp(min=0) + self.books - 1
+        place = torch.where(numbers < start, numbers.clamp(0, max(self.books - 2, 0)), on_path)
+        return codes.gather(1, place.flatten(1)).view_as(numbers)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:

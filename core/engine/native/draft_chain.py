@@ -38,7 +38,7 @@ class NativeChain:
     def __init__(self, runner: NativePass, embedding: Tensor, norm: Tensor, head: Linear) -> None:
         self._runner, self._embedding, self._norm = runner, embedding, norm.float().contiguous()
         self._vocabulary = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
-        self.head = head if isinstance(head, native.Tiled) else _tiled(head)
+        self.head = head if isinstance(head, native.Tiled) else tiled(head)
 
     def draw(
         self,
@@ -80,7 +80,7 @@ class NativeChain:
         return tokens, distributions
 
 
-def _tiled(head: Linear) -> native.Tiled:
+def tiled(head: Linear) -> native.Tiled:
     """The layer in tiles, padded with zero rows to a whole number of tiles."""
     weight = head.weight
     padding = -len(weight) % _TILE

@@ -15,6 +15,7 @@ from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.trainable.block import Block, Matrix
 from outrider.core.errors import InvalidOption
+from outrider.core.kernels.native import Tiled
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -102,6 +103,14 @@ class SharedEmbedding(nn.Module):
             return Dense(weight, bias)
         ids = self.vocabulary
         return Dense(weight.index_select(0, ids), None if bias is None else bias.index_select(0, ids))
+
+    def tiled(self) -> Tiled | None:
+        """The output rows as the compiled kernels read them, padded to whole tiles; None where they can't."""
+        found = self.fast if self.own is None else self.own.fast
+        chain = self._network[0].native_chain
+        if not isinstance(found, Tiled) and self.own is None and self.vocabulary is None and chain is not None:
+            found = chain.head
+        return found if isinstance(found, Tiled) else None
 
     def optimize(self) -> None:
         """Convert the output rows to the fastest layout; with the full vocabulary the target's own layer is used."""

@@ -356,3 +356,4 @@ void outrider_product(const Matrix* matrix, const bf16* a, void* y, int32_t coun
 
 #include "chain.h"
 #include "levels.h"
+#include "heads.h"

@@ -4,6 +4,7 @@
 // for tests.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -100,7 +101,7 @@ int64_t drawn(const T* values, int64_t count, double uniform) {
 
 template <typename T>
 struct Scratch {
-    std::vector<T> left, rest, guess, aligned, dense, weight;
+    std::vector<T> left, rest, guess, aligned, dense, weight, chances, emitted;
     std::vector<int64_t> first, next, struck;
 };
 
@@ -159,7 +160,10 @@ struct Walk {
     bool *tried, *relaxed;         // [rows, size], [rows, depth]: accepted, and a strict rule would have rejected
     T *chance, *p, *q;             // [rows, size]
     double* total_variation;       // [rows, depth + 1], or null
+    const int64_t* ends;           // [end_count] tokens that a relaxed rule tries strictly
+    const double* settings;        // of the formula
     int64_t rows, size, shapes, depth, vocabulary, numbers, replacement, levels, first, last, threads;
+    int64_t formula, end_count;    // a relaxed rule's chances on trees; 0: strict, or `chances`
 };
 
 // q of a sibling, conditioned on the siblings drawn before it from the same distribution without replacement.
@@ -174,6 +178,12 @@ Distribution<T> given(const Distribution<T>& q, Scratch<T>& scratch) {
     return {scratch.guess.data(), q.tokens, q.width};
 }
 
+}  // namespace
+
+#include "relaxed.h"
+
+namespace {
+
 template <typename T>
 void walk_row(const Walk<T>& w, int64_t row, Scratch<T>& scratch) {
     const int64_t base = row * w.size, *const parents = w.parents + (w.shapes > 1 ? base : 0);
@@ -186,6 +196,10 @@ void walk_row(const Walk<T>& w, int64_t row, Scratch<T>& scratch) {
     for (int64_t level = w.first; level < w.last && w.open[row]; level++) {
         const int64_t parent = w.node[row];
         const Distribution<T> p = w.target(row, w.target.count == 1 ? 0 : parent + 1);
+        if (w.formula) {
+            relaxed_level(w, row, level, p, scratch);
+            continue;
+        }
         const T* const f = w.chances && level - w.first < w.levels
                                ? w.chances + (row * w.levels + level - w.first) * p.width
                                : nullptr;

@@ -19,7 +19,8 @@ from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import Incompatible
 from outrider.core.vocab_mask import RepeatingRanges
-from outrider.speech.hub.model import Stage
+from outrider.speech.hub.model import Stage, processor_of
+from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the last position
 
@@ -45,9 +46,18 @@ class Bark:
                 f"tokens, {self.semantic.semantic_vocab_size}"
             )
 
+        semantic, count = model.semantic.input_embeds_layer.weight, self.semantic.semantic_vocab_size
+        self._semantic_similar = SimilarTokens(count + 1, unit(lambda: semantic[:count]), ids=range(count))
+        coarse, size = model.coarse_acoustics.input_embeds_layer.weight, self.coarse.n_coarse_codebooks * self.codes
+        self._coarse_similar = SimilarTokens(
+            size, unit(lambda: coarse[count : count + size]), books=self.coarse.n_coarse_codebooks
+        )
+
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], dict[str, Any]]:
         """The semantic stage and the windows of the coarse stage. The outcome has semantic tokens and coarse frames."""
-        inputs = self.processor(prompt) if isinstance(prompt, str) else prompt
+        inputs = prompt
+        if isinstance(prompt, str):
+            inputs = processor_of(self.processor, "the input_ids and attention_mask of the text")(prompt)
         draft = None if self._draft is None else self._draft.semantic
         end = self.semantic.semantic_vocab_size
         tokens = yield Stage(
@@ -55,6 +65,7 @@ class Bark:
             limit or self.semantic.max_new_tokens,
             end=(end,),
             draft=None if draft is None else lambda: self._semantic_target(draft, inputs),
+            similar=self._semantic_similar,
         )
         semantic = [token for token in tokens if token != end]
         coarse = yield from self._coarse_stages(semantic, inputs.get("history_prompt"))
@@ -121,6 +132,7 @@ class Bark:
                 lambda prompt=prompt: self._coarse_target(self.model.coarse_acoustics, prompt),  # type: ignore[misc]
                 min(coarse.sliding_window_len, total - len(codes)),
                 draft=None if draft is None else lambda prompt=prompt: self._coarse_target(draft, prompt),  # type: ignore[misc]
+                similar=self._coarse_similar,
             )
             codes += [token + first for token in tokens]
         return [code - first for code in codes]

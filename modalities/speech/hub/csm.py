@@ -17,7 +17,8 @@ from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.vocab_mask import RepeatingRanges, frames
-from outrider.speech.hub.model import Stage, ids_of
+from outrider.speech.hub.model import Stage, ids_of, processor_of
+from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _MAX_FRAMES = 125  # by default: ten seconds
 
@@ -30,6 +31,9 @@ class Csm:
         self.model, self.processor, self._draft = model, processor, draft
         self.books, self.codes = int(model.config.num_codebooks), int(model.config.vocab_size)
         self.slots = RepeatingRanges.codebooks(self.books, self.codes)
+        rows = model.backbone_model.embed_tokens.embed_audio_tokens.weight
+        count = self.books * self.codes
+        self.similar = SimilarTokens(count, unit(lambda: rows[:count]), books=self.books)
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
         """One stage, whose outcome is frames of codes without the end frame."""
@@ -39,13 +43,15 @@ class Csm:
             (limit or _MAX_FRAMES) * self.books,
             stop=self._stop,
             draft=None if self._draft is None else lambda: target(self._draft, inputs),
+            similar=self.similar,
         )
         codes = frames(tokens, self.books, self.codes)
         return codes[:-1] if codes and self._ends(codes[-1]) else codes
 
     def _inputs(self, prompt: Any) -> dict[str, Any]:
         if isinstance(prompt, str):
-            return dict(self.processor(f"[0]{prompt}", add_special_tokens=True, return_tensors="pt"))
+            read = processor_of(self.processor, "token ids")
+            return dict(read(f"[0]{prompt}", add_special_tokens=True, return_tensors="pt"))
         return {"input_ids": torch.tensor([ids_of(prompt)])} if not isinstance(prompt, dict) else prompt
 
     def _ends(self, frame: Sequence[int]) -> bool:

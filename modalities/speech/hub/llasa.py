@@ -20,8 +20,10 @@ from outrider.core.assets.hub_models import folder_of
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.speech.hub.model import Stage
+from outrider.speech.hub.similar_tokens import SimilarTokens, grid_points, unit
 
 _MAX_CODES = 1000  # by default: twenty seconds
+_LEVELS, _AXES = 4, 8  # X-Codec2's codes are points of a grid
 _END = "<|SPEECH_GENERATION_END|>"
 
 
@@ -44,6 +46,11 @@ class Llasa:
                 f"the tokenizer lacks the tokens <|s_0|>, <|s_1|> ... or {_END}; is this a Llasa model?"
             )
         self._trees = TransformersTarget(model).trees
+        ids = sorted(self.codes, key=self.codes.__getitem__)
+        rows, axes = model.get_input_embeddings().weight, [_LEVELS] * _AXES
+        whole = [self.codes[token] for token in ids] == list(range(_LEVELS**_AXES))  # all codes of X-Codec2
+        vectors = (lambda: grid_points(len(ids), axes)) if whole else unit(lambda: rows[ids])
+        self.similar = SimilarTokens(int(model.config.vocab_size), vectors, ids=ids)
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[int]]:
         """One stage, whose outcome is codes."""
@@ -55,6 +62,7 @@ class Llasa:
             root=tuple(ids),
             end=(self.end,),
             draft=None if small is None else lambda: TransformersTarget(small, trees=self._trees),
+            similar=self.similar,
         )
         return [self.codes[token] for token in tokens if token in self.codes]
 

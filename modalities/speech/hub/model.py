@@ -36,6 +36,7 @@ from outrider.core.validation import (
     processors_of,
 )
 from outrider.speech.audio import Sound
+from outrider.speech.hub.similar_tokens import SimilarTokens, rule_inputs
 from outrider.speech.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 
 
@@ -49,6 +50,7 @@ class Stage:
     end: tuple[int, ...] = ()  # end tokens
     stop: Stop | None = None
     draft: Callable[[], Target] | None = None  # a smaller model
+    similar: SimilarTokens | None = None  # which of its tokens are alike; None: they are words
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,13 @@ class Options:
 
     def resolve(self, stage: Stage) -> tuple[Drafter | None, Rule]:
         """The drafter and the rule for a stage."""
-        return resolve_drafter(self, draft_model=lambda: _draft_model(stage)).made, resolve_rule(self).made
+        return resolve_drafter(self, draft_model=lambda: _draft_model(stage)).made, self.resolve_rule(stage)
+
+    def resolve_rule(self, stage: Stage) -> Rule:
+        """The rule for a stage."""
+        similar = stage.similar
+        inputs = rule_inputs(similar, self.rule, self.rule_options)
+        return resolve_rule(self, inputs, None if similar is None else 1 + similar.nearest, published=True).made
 
 
 def _draft_model(stage: Stage) -> Target:
@@ -144,6 +152,10 @@ class PublishedSpeech:
     def stream(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> Stream:
         """Like `generate`, as an iterator over steps with the `result` so far."""
         return Stream(self, Options.of(options), prompt, max_new_tokens)
+
+    def lossless(self, options: Mapping[str, Any]) -> bool:
+        """Whether the rule of these options changes no distribution."""
+        return resolve_rule(Options.of(options), published=True).made.lossless
 
     @property
     def makes_sound(self) -> bool:
@@ -241,7 +253,7 @@ class Stream(Iterator[Step]):
             steps=tuple(self._steps),
             method="plain" if options.drafter is None else drafter,
             rule=rule,
-            lossless=resolve_rule(options).made.lossless,
+            lossless=resolve_rule(options, published=True).made.lossless,
             seed=options.seed,
             options=facts,
             **conditions(self._weight_bytes),
@@ -295,6 +307,16 @@ def load(
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
     return PublishedSpeech(model, name=str(source), dtype=dtype, draft=draft_model is not None)
+
+
+def processor_of(processor: Any, what: str) -> Any:
+    """The processor, which a text needs; an error without one."""
+    if processor is None:
+        raise InvalidOption(
+            f"the prompt is a text and there is no processor to read it; give {what}, or load the model from a folder "
+            "that has its processor's files (AutoProcessor.from_pretrained(...).save_pretrained(folder))"
+        )
+    return processor
 
 
 def ids_of(text: Sequence[int] | torch.Tensor) -> list[int]:

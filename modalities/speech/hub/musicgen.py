@@ -21,7 +21,8 @@ from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import ExplicitPositions, copy_with
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.vocab_mask import RepeatingRanges, frames
-from outrider.speech.hub.model import Stage
+from outrider.speech.hub.model import Stage, processor_of
+from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _MAX_FRAMES = 500  # by default: ten seconds
 
@@ -52,15 +53,22 @@ class Musicgen:
             raise InvalidOption("this MusicGen is stereo, with pairs of codebooks; use a mono model")
         self.model, self.processor, self.guidance, self._draft = model, processor, guidance, draft
         self.books, self.codes = int(config.num_codebooks), int(config.vocab_size)
+        tables = model.decoder.model.decoder.embed_tokens
+        rows = unit(lambda: torch.cat([table.weight[: self.codes + 1] for table in tables]))
+        self.similar = SimilarTokens(self.books * (self.codes + 1), rows, books=self.books)
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
         """One stage, whose outcome is frames of codes without the delay."""
-        inputs = self.processor(text=[prompt], return_tensors="pt") if isinstance(prompt, str) else prompt
+        inputs = prompt
+        if isinstance(prompt, str):
+            read = processor_of(self.processor, "the input_ids and attention_mask of the text")
+            inputs = read(text=[prompt], return_tensors="pt")
         count = limit or _MAX_FRAMES
         tokens = yield Stage(
             lambda: target(self.model, inputs, count, self.guidance),
             (count + self.books - 1) * self.books,
             draft=None if self._draft is None else lambda: target(self._draft, inputs, count, self.guidance),
+            similar=self.similar,
         )
         columns = frames(tokens, self.books, self.codes + 1)
         return [[columns[frame + book][book] for book in range(self.books)] for frame in range(count)]

@@ -83,6 +83,23 @@ def test_bench_speech_writes_a_table_and_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_bench_speech_measures_a_published_model(tmp_path: Path) -> None:
+    classes = runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py"))
+    model = classes["llasa"]()
+    model.save_pretrained(tmp_path / "llasa")
+    model.tokenizer.save_pretrained(tmp_path / "llasa")
+    options = ["--model", str(tmp_path / "llasa"), "--dtype", "float32", "--max-new-tokens", "12", "--num-prompts", "2"]
+    options += ["--drafters", "jacobi", "--rules", "gumbel-match,lantern", "--json", str(tmp_path / "bench.json")]
+    done = CliRunner().invoke(cli, ["bench", "speech", *options])
+    assert done.exit_code == 0, done.output
+    plain, same, lantern = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert plain["tokens_per_pass"] == 1 and same["lossless"] and same["tokens_per_pass"] >= 1
+    assert not lantern["lossless"] and lantern["total_variation_per_token"] >= 0
+    done = CliRunner().invoke(cli, ["bench", "speech", *options, "--quality"])
+    assert done.exit_code and "our own voice only" in done.output
+
+
+@pytest.mark.slow
 def test_bench_speech_writes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
 

@@ -113,7 +113,7 @@ def both(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
 @pytest.mark.parametrize("shape", ["chain", "tree", "forest"])
 @pytest.mark.parametrize(
-    "rule", ["token", "exact", "sample-match", "lenience", "tolerance", "annealed", "trust", "grouped", "bild"]
+    "rule", ["token", "exact", "sample-match", "lenience", "tolerance", "annealed", "trust", "additive-beta", "bild"]
 )
 def test_compiled_rules_decide_as_their_references(
     rule: str, shape: str, dtype: torch.dtype, lazily: bool, monkeypatch: pytest.MonkeyPatch
