@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core import late_guess
 from outrider.core.constrained_drafter import constrained
 from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
@@ -24,6 +25,7 @@ from outrider.core.protocol import (
     Drafter,
     Judged,
     JudgingTarget,
+    LateDrafter,
     OverlappedDrafter,
     Plain,
     Prompts,
@@ -187,8 +189,9 @@ class Run:
                 "a relaxed rule may accept tokens that the constraint forbids; use an exact rule, such as the default"
             )
         self.target, self.drafter = target, drafter
-        self.rule = target.captured(rule) if isinstance(target, CapturingTarget) else rule
-        self._judging = target if isinstance(target, JudgingTarget) else None
+        self._late = drafter if isinstance(drafter, LateDrafter) else None  # whose verdicts are not recorded
+        self.rule = target.captured(rule) if isinstance(target, CapturingTarget) and self._late is None else rule
+        self._judging = target if isinstance(target, JudgingTarget) and self._late is None else None
         self._overlapped = drafter if isinstance(drafter, OverlappedDrafter) else None
         self.sampling, self.stop, self.rng, self.record = sampling, stop, rng, record
         self.limits: list[int] = []
@@ -253,7 +256,11 @@ class Run:
         watch.lap("score")
         judged = scored if isinstance(scored, Judged) else None
         scores = scored.scores if isinstance(scored, Judged) else scored
-        verdict = self.rule(draft, scores, rng) if judged is None else judged.verdict
+        late = None if self._late is None else self._late.late_guess()
+        if late is not None:
+            verdict = late_guess.decide(self.rule, draft, late, scores, rng)
+        else:
+            verdict = self.rule(draft, scores, rng) if judged is None else judged.verdict
         seen = FetchedStep(draft, verdict, self.record.nodes, judged)
         watch.lap("rule")
         tokens, paths = zip(*((seen.emitted(row), seen.path(row)) for row in range(len(self.open))), strict=True)

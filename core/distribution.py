@@ -195,6 +195,18 @@ class Distribution:
         return -torch.xlogy(self.probs, self.probs).sum(-1)
 
 
+def concatenated(distributions: Sequence[Distribution]) -> Distribution:
+    """Distributions [B, P, S] concatenated along P; dense if their supports differ in size."""
+    if len({(distribution.width, distribution.tokens is None) for distribution in distributions}) > 1:
+        distributions = [distribution.dense() for distribution in distributions]
+    tokens = [distribution.tokens for distribution in distributions if distribution.tokens is not None]
+    return Distribution(
+        torch.cat([distribution.probs for distribution in distributions], 1),
+        torch.cat(tokens, 1) if tokens else None,
+        distributions[0].vocabulary,
+    )
+
+
 def _pad(tensor: Tensor, count: int, value: float) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, count), value=value)
 

@@ -101,6 +101,19 @@ class Scores:
             return self._logits[:, :count]
         return self.logits(torch.arange(count, device=self.lengths.device).expand(len(self.lengths), -1))
 
+    def followed_by(self, draft: Draft) -> Scores:
+        """The same scores for a longer draft; of its additional nodes they say nothing that is true."""
+        known, last = self._logits, self.draft.size
+
+        def clamped(rows: Tensor, *member: slice) -> Tensor:
+            assert not isinstance(known, Tensor)
+            return known(rows.clamp(max=last), *member)
+
+        if isinstance(known, Tensor):
+            more = known[:, -1:].expand(-1, draft.size - last, -1)
+            return Scores(draft, self._pipeline, self.lengths, torch.cat([known, more], 1), self.hidden, self.first)
+        return Scores(draft, self._pipeline, self.lengths, clamped, self.hidden, self.first)
+
     def _all_rows(self) -> Tensor:
         rows = torch.arange(self.first, self.draft.size + 1, device=self.lengths.device)
         return rows.expand(len(self.lengths), -1)
@@ -365,6 +378,8 @@ class SelfDraftable(Protocol):
     reads_embeddings: bool  # whether it reads Draft.embeddings
 
     @property
+    def kept(self) -> dict[object, Any]: ...  # what drafters keep between requests, with the weights
+    @property
     def sublayers(self) -> tuple[str, ...]: ...  # the names that `skip` takes
     def view(
         self,
@@ -421,6 +436,14 @@ class OverlappedDrafter(Protocol):
 
     def draft_ahead(self, draft: Draft) -> None:
         """Prepare for the outcomes of this draft; shares nothing with the target, and ends before the rule decides."""
+
+
+@runtime_checkable
+class LateDrafter(OverlappedDrafter, Protocol):
+    """Draws one more token while the target scores, and has it verified (outrider.core.late_guess)."""
+
+    def late_guess(self) -> Draft | None:
+        """After `draft_ahead`: a token per row that follows the row's whole draft, a chain, as a draft of one node."""
 
 
 @runtime_checkable

@@ -8,7 +8,9 @@ used directly. Independent of how drafts are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from outrider.core.distribution import Sampling
@@ -17,6 +19,7 @@ from outrider.core.protocol import (
     BatchedDrafter,
     CrowdAwareDrafter,
     Drafter,
+    LateDrafter,
     OverlappedDrafter,
     Prefill,
     Prompts,
@@ -57,6 +60,8 @@ def batched(make: Callable[[], Drafter]) -> BatchedDrafter:
 
 def per_row(make: Callable[[], Drafter], first: Drafter) -> PerRow:
     """One drafter per row, which drafts ahead of the target if `first`, the one for the first row, does."""
+    if isinstance(first, LateDrafter):
+        return LatePerRow(make, first)
     return (OverlappedPerRow if isinstance(first, OverlappedDrafter) else PerRow)(make, first)
 
 
@@ -135,3 +140,18 @@ class OverlappedPerRow(PerRow):
         for row, (drafter, own) in enumerate(zip(self._rows, self._drafts, strict=True)):
             if isinstance(drafter, OverlappedDrafter) and self._going[row]:
                 drafter.draft_ahead(own)
+
+
+class LatePerRow(OverlappedPerRow):
+    """The same of drafters whose late guess is verified too."""
+
+    def late_guess(self) -> Draft | None:
+        guesses = [
+            drafter.late_guess() if isinstance(drafter, LateDrafter) and going else None
+            for drafter, going in zip(self._rows, self._going, strict=True)
+        ]
+        known = next((guess for guess in guesses if guess is not None), None)
+        if known is None:
+            return None
+        dead = replace(known, live=torch.zeros_like(known.live))
+        return stack([dead if guess is None else guess for guess in guesses])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class Network:
         self._tables = dict.fromkeys((False, True), (nothing, nothing))
         self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
         self.graphs: Graphs | None = None  # captured passes, if enabled
+        self.kept: dict[object, Any] = {}  # what drafters keep of this model between requests
         self._native = native_pass(config, layers, self.dtype)
         if self._native is not None:
             self._native.factors = self._factors

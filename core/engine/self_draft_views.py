@@ -80,11 +80,12 @@ class View:
                 f"chunks is {chunks}, refresh is {refresh}; give (number of chunks, entries in each), all 1 or more, "
                 "together with a window"
             )
-        layers = _skip(network.layers, skip)[:exit]
 
         def make() -> Network:
-            view = network.map_linears(lambda linear: linear, layers)
-            return view if bits is None else quantize(view, bits)
+            whole = network if bits is None else quantized(network, bits)
+            return whole.map_linears(lambda linear: linear, _skip(whole.layers, skip)[:exit])
+
+        _skip(network.layers, skip)  # checks the names
 
         graphs = network.graphs
         self.network = make() if graphs is None else graphs.view((frozenset(skip), exit, bits), make)
@@ -237,6 +238,15 @@ def _use_pooled_store(cache: Cache, pool: GraphPool) -> None:
     store = pool.borrow(tuple(cache.store.shape), cache.dtype)
     store[:, :, :, : cache.store.shape[3]] = cache.store
     cache.store, cache.pool = store, pool
+
+
+def quantized(network: Network, bits: int) -> Network:
+    """The network in fewer bits: quantized once and kept with it, so that only the first request waits."""
+    key = "quantized", bits
+    if key not in network.kept:
+        network.kept[key] = quantize(network, bits)
+    copy_of: Network = network.kept[key]
+    return copy_of
 
 
 def _skip(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -288,6 +289,11 @@ class Decoder:
     def context(self) -> int:
         """The maximum number of tokens in a row."""
         return self.config.context
+
+    @property
+    def kept(self) -> dict[object, Any]:
+        """What drafters keep of this model between requests: shared by all targets over its weights."""
+        return self.network.kept
 
     @property
     def sublayers(self) -> tuple[str, ...]:

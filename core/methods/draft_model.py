@@ -9,7 +9,8 @@ import torch
 from outrider.core.drafters.draft_model.cross_vocabulary import cross_vocabulary
 from outrider.core.drafters.draft_model.cs_drafting import CSDrafting
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.drafters.draft_model.overlapped import Overlapped, pearl
+from outrider.core.drafters.draft_model.overlapped import FAN_OUTS, Overlapped
+from outrider.core.drafters.draft_model.pearl import Pearl
 from outrider.core.drafters.draft_model.sequoia import Sequoia
 from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.drafters.draft_model.specinfer import SpecInfer
@@ -105,20 +106,25 @@ PREDRAFTED = Method(
     samples_chain=True,
     capabilities=(Capability.OVERLAPPED,),
     inputs={"model": Input.DRAFT_MODEL},
-    test_options=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first_length": 1}),
+    choices={"fan_out": FAN_OUTS},
+    test_options=(
+        {"length": 1, "outcomes": 2},
+        {"length": 2, "outcomes": 1, "first_length": 1},
+        {"length": 1, "outcomes": 3, "width": 1, "fan_out": "geometric", "downscale": 0.5},
+    ),
 )
 
 PEARL = Method(
     name="pearl",
-    make=pearl,
+    make=Pearl,
     systems=("PEARL",),
-    summary="drafts while the target verifies, and has the first drafted token verified early",
+    summary="drafts while the target verifies, which verifies the first of these tokens in the same pass",
     paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
     topology=("chain",),
     samples_chain=True,
     capabilities=(Capability.OVERLAPPED,),
     inputs={"model": Input.DRAFT_MODEL},
-    test_options=({"length": 2},),
+    test_options=({"length": 2}, {"length": 1}),
 )
 
 CS_DRAFTING = Method(

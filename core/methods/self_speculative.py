@@ -65,7 +65,9 @@ SWIFT = Method(
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv 2410.06916)",
     topology=("tree",),
     self_drafting=True,
-    test_options=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes_interval": 0},),
+    test_options=(
+        {"nodes": 3, "depth": 2, "threshold": 0.4, "candidates": (1, 2, 2, 3), "window": 2, "bayes_interval": 0},
+    ),
 )
 
 DRAFT_ON_THE_FLY = Method(

@@ -13,7 +13,8 @@ from typing import Any, Concatenate, ParamSpec, overload
 from outrider.core.drafters.draft_model.cross_vocabulary import cross_vocabulary
 from outrider.core.drafters.draft_model.cs_drafting import CSDrafting
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.drafters.draft_model.overlapped import Overlapped, pearl
+from outrider.core.drafters.draft_model.overlapped import Overlapped
+from outrider.core.drafters.draft_model.pearl import Pearl
 from outrider.core.drafters.draft_model.sequoia import Sequoia
 from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.drafters.draft_model.specinfer import SpecInfer
@@ -70,7 +71,7 @@ DynamicTreeOptions = _typed(DynamicTree)
 SpecinferOptions = _typed(SpecInfer)
 SpecexecOptions = _typed(SpecExec)
 PredraftedOptions = _typed(Overlapped)
-PearlOptions = _typed(pearl)
+PearlOptions = _typed(Pearl)
 CsDraftingOptions = _typed(CSDrafting)
 CrossVocabularyOptions = _typed(cross_vocabulary)
 SequoiaOptions = _typed(Sequoia)

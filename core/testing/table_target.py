@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -58,6 +59,7 @@ class TableTarget:
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.sharpness, self.blur, self.dtype = sharpness, blur, dtype
+        self.kept: dict[object, Any] = {}
         self._salts = [signed(mix(mix(seed) + offset)) for offset in (0, 1)]
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:

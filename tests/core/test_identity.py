@@ -41,7 +41,7 @@ USUAL: dict[str, Mapping[str, Any]] = {
     "specinfer": {"samples": 3, "depth": 3},
     "specexec": {"nodes": 24, "batch": 4, "width": 4, "passes": 6},
     "draft-verify": {"skip": ("attention.1",), "threshold": 0.1},
-    "swift": {"window": 8, "trials": 12, "bayes_interval": 3, "min_probability": 0.05},
+    "swift": {"window": 8, "trials": 12, "bayes_interval": 3, "threshold": 0.05},
     "draft-on-the-fly": {"threshold": 0.1},
     "input-guided": {"source": [*range(4, 61)] * 6, "anchor": 1},
     "rest": {"store": [[(7 * n * n + n) % 61 for n in range(4000)]], "min_ngram": 1},

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.distribution import Distribution, Sampling
+from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict, forced
-from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.drafters.lookup.ngram import Counts
 from outrider.core.drafters.lookup.prompt_lookup import chain_draft
 from outrider.core.errors import Incompatible, InvalidOption

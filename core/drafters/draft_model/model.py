@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import constant, upload
-from outrider.core.distribution import Distribution, Sampling
+from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.drawn_trees import drawn_at_once
 from outrider.core.drafters.length_policies import (
@@ -330,18 +330,6 @@ class SampledTree(_Tree):
             replacement=self.replacement,
             mixed=False,
         )
-
-
-def concatenated(distributions: Sequence[Distribution]) -> Distribution:
-    """Distributions [B, P, S] concatenated along P; dense if their supports differ in size."""
-    if len({(distribution.width, distribution.tokens is None) for distribution in distributions}) > 1:
-        distributions = [distribution.dense() for distribution in distributions]
-    tokens = [distribution.tokens for distribution in distributions if distribution.tokens is not None]
-    return Distribution(
-        torch.cat([distribution.probs for distribution in distributions], 1),
-        torch.cat(tokens, 1) if tokens else None,
-        distributions[0].vocabulary,
-    )
 
 
 def softened(sampling: Sampling) -> Sampling:

@@ -2,8 +2,7 @@
 
 While a draft is verified, the draft model predicts the outcome and drafts after each likely one: Speculative
 Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), where an outcome is the number of accepted guesses and the
-token that follows. PEARL (arXiv 2408.11850) is the case of a single outcome, full acceptance and the drafter's own next
-token, with its first guess verified alone after a miss while the rest is drafted. The loop runs `draft_ahead` during
+token that follows. The loop runs `draft_ahead` during
 the target pass, in its own thread (on a GPU, on its own stream). Independent of the target.
 """
 
@@ -15,14 +14,14 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.distribution import Distribution, Sampling
+from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.draft_model.model import concatenated
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.tree import Tree
 
+FAN_OUTS = ("likely", "geometric")
 _PREPARED = 0x5D  # label of the random generator for drafting ahead
 
 
@@ -30,10 +29,13 @@ class Overlapped:
     """Chains of `length` draws from a model, prepared for the `outcomes` most probable outcomes of the verification.
 
     The candidates are every number of accepted tokens, weighted by the acceptance rate so far, with each of the model's
-    `width` likeliest next tokens (the paper gives each number a fixed, geometric share of the candidates, and also
-    changes the draft's distribution to make outcomes more predictable, which ours does not). If nothing was prepared,
-    `first_length` tokens are drafted. A prepared chain has its own random numbers and is used only if its outcome
-    happens, so it is distributed like any other draft.
+    `width` likeliest next tokens, weighted by their probabilities. `fan_out="geometric"` is the paper's Saguaro: each
+    number of accepted tokens k gets F_k of its likeliest tokens, F_k proportional to P(k)^(1 / (1 + r)), a geometric
+    series in the acceptance rate that is capped at full acceptance; it is optimal if F tokens miss with a chance that
+    falls as F^-r (`exponent`). `downscale` below 1 is its sampling: the model's `width` likeliest tokens are drawn that
+    much less often, so that what the target draws after a rejection is more often one of them. If nothing was prepared,
+    `first_length` tokens are drafted, the paper's backup for small batches. A prepared chain has its own random numbers
+    and is used only if its outcome happens, so it is distributed like any other draft.
 
     `tries` counts the verdicts for which chains were prepared, `hits` those whose outcome was among them.
     """
@@ -48,7 +50,9 @@ class Overlapped:
         outcomes: int = 4,
         width: int = 2,
         first_length: int | None = None,
-        full_acceptance_only: bool = False,
+        fan_out: str = "likely",
+        exponent: float = 0.5,
+        downscale: float = 1.0,
         sampling: Sampling | None = None,
     ) -> None:
         if min(length, outcomes, width) < 1 or (first_length is not None and not 1 <= first_length <= length):
@@ -56,8 +60,15 @@ class Overlapped:
                 f"length={length}, outcomes={outcomes}, width={width}, first_length={first_length}: each must be 1 or "
                 "more, and first_length at most length"
             )
+        if fan_out not in FAN_OUTS:
+            raise unknown("fan_out", fan_out, FAN_OUTS)
+        if not exponent > 0 or not 0 < downscale <= 1:
+            raise InvalidOption(
+                f"exponent={exponent}, downscale={downscale}: exponent must be above 0, downscale above 0 and at most 1"
+            )
         self.model, self.length, self.outcomes, self.width = model, length, outcomes, width
-        self.first_length, self.full_acceptance_only = first_length or length, full_acceptance_only
+        self.fan_out, self.exponent, self.downscale = fan_out, exponent, downscale
+        self.first_length = first_length or length
         self.vocabulary: int | None = model.vocabulary
         self.bytes_read = self.tries = self.hits = 0
         self._own = sampling
@@ -110,7 +121,7 @@ class Overlapped:
         draft, tokens, distributions = Draft.empty(len(left), rng.device), list[Tensor](), list[Distribution]()
         for depth in range(longest):
             scores = self._score(draft, depth - 1 if depth else None)
-            distribution = scores.distributions(torch.full_like(left, depth)[:, None])
+            distribution = self._downscaled(scores.distributions(torch.full_like(left, depth)[:, None]))
             tokens.append(rng.sample(distribution.column(0), depth, Purpose.DRAW, needed & (left > depth)))
             distributions.append(distribution)
             live = torch.ones(len(left), depth + 1, dtype=torch.bool, device=rng.device)
@@ -151,7 +162,7 @@ class Overlapped:
             above = torch.arange(first, first + count, device=device).expand(rows, -1)
             tree = Tree(parents, size + level + 1, count + 1)
             grown = Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
-            distribution = self._score(grown, first).distributions(above + 1)  # [B, O, S]
+            distribution = self._downscaled(self._score(grown, first).distributions(above + 1))  # [B, O, S]
             place = torch.arange(count, device=device).expand(rows, -1) + level * count
             drawn.append(rng.sample(distribution, place, Purpose.DRAW, alive))
             distributions.append(distribution)
@@ -168,13 +179,26 @@ class Overlapped:
         rejected[:, :size].scatter_(2, draft.tokens[..., None], True)
         probs = probs.masked_fill(rejected & (accepted < length)[..., None], 0.0)
         probs = probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
-        value, token = probs.topk(min(self.width, probs.shape[2]), -1)  # [B, N + 1, W]
+        width = self.width if self.fan_out == "likely" else self.outcomes
+        value, token = probs.topk(min(width, probs.shape[2]), -1)  # [B, N + 1, W]
+        if self.fan_out == "geometric":  # those of a value P(k) F^-(1 + r) above a bound are F_k tokens of each k
+            rank = torch.arange(1, value.shape[2] + 1, device=device, dtype=value.dtype)
+            value = (value > 0) * rank ** -(1 + self.exponent)
         rate = self._rate.clamp(0.02, 0.98)
         probability = rate**accepted * torch.where(accepted < length, 1 - rate, 1.0)
-        usable = (accepted == length) if self.full_acceptance_only else (accepted <= length)
+        usable = accepted <= length
         value = (value * (probability * usable)[..., None]).flatten(1)
         best = value.topk(min(self.outcomes, value.shape[1])).indices
         return best // token.shape[2], token.flatten(1).gather(1, best)
+
+    def _downscaled(self, distribution: Distribution) -> Distribution:
+        """The distributions [B, K, S] with the likeliest tokens' probabilities reduced."""
+        if self.downscale == 1:
+            return distribution
+        probs = distribution.probs
+        best = probs.topk(min(self.width, probs.shape[-1]), -1)
+        probs = probs.scatter(-1, best.indices, best.values * self.downscale)
+        return replace(distribution, probs=probs / probs.sum(-1, keepdim=True).clamp(min=1e-30))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self._next, self._hit = None, torch.zeros_like(self._hit)
@@ -199,13 +223,3 @@ class Overlapped:
     def end(self) -> None:
         self._next = self._prepared = None
         self.model.end()
-
-
-def pearl(model: Target, *, length: int = 4, sampling: Sampling | None = None) -> Overlapped:
-    """PEARL (arXiv 2408.11850). Post-verify: while a draft is verified, the drafter continues as if it and the
-    drafter's own next token were accepted. Pre-verify: after a miss, the first new token is verified at once while the
-    others are drafted. After full acceptance the paper drops the target's own token; ours keeps it, so a hit also
-    requires that the drafter predicted it."""
-    return Overlapped(
-        model, length=length, outcomes=1, width=1, first_length=1, full_acceptance_only=True, sampling=sampling
-    )

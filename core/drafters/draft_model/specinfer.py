@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.distribution import Distribution, Sampling
+from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose

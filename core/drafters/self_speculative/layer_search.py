@@ -2,11 +2,12 @@
 predicts without them.
 
 `search` is Draft & Verify's Bayesian optimisation (arXiv 2309.08168), with Optuna; a `LayerSearch` is one row of
-SWIFT's search during decoding (arXiv 2410.06916).
+SWIFT's search during decoding (arXiv 2410.06916), a branch of the model's own.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -140,43 +141,89 @@ def inner(names: Sequence[str]) -> Sequence[str]:
     return names[2:-2] if len(names) > 4 else names
 
 
-class LayerSearch:
-    """One row's search: the sets tried, and how many of the row's own tokens each predicted."""
+@dataclass(frozen=True)
+class SearchSettings:
+    """SWIFT's search: `count` sublayers are skipped; every `bayes_interval`-th set (0: none) is Optuna's, the others
+    are random. It ends with a set that predicts more than a share `enough`, after `patience` sets in a row that were no
+    better, or after `trials` sets."""
 
-    def __init__(self, names: Sequence[str], count: int, bayes_interval: int, seed: int) -> None:
-        self.names, self.count, self.bayes_interval = names, count, bayes_interval
-        self.random = np.random.default_rng(seed)
+    count: int
+    bayes_interval: int
+    enough: float
+    patience: int
+    trials: int
+    seed: int
+
+
+class LayerSearch:
+    """A search: the sets tried, and how many of a text's tokens each predicted. One belongs to a model and is kept with
+    it; each row of a generation continues a branch of it, so that rows don't depend on each other, and the branches are
+    merged into it when the generation ends."""
+
+    def __init__(self, names: Sequence[str], settings: SearchSettings) -> None:
+        self.names, self.settings = names, settings
         self.tried: list[tuple[np.ndarray, float]] = []
-        self.best, self.match = self._set(np.arange(len(names)) % 2 + np.arange(len(names)) / (2 * len(names))), -1.0
-        self.study: Any = None
-        if bayes_interval:
-            optuna = searcher()
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=1)
-            self.study = optuna.create_study(direction="maximize", sampler=sampler)
-            self.space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in names}
-            self.trial = optuna.trial.create_trial
+        self.first = 0  # of the sets tried in this branch
+        self.stale = 0  # sets in a row that were no better than the best
+        uniform = np.arange(len(names)) % 2 + np.arange(len(names)) / (2 * len(names))
+        self.best, self.match = self._set(uniform), -1.0
+        self.random = np.random.default_rng(settings.seed)
+        self._study: Any = None
+        self._known = 0  # sets that Optuna knows
+
+    def branch(self) -> LayerSearch:
+        """A copy to continue, which draws other sets than earlier ones did."""
+        made = copy.copy(self)
+        made.tried, made.first, made._study = list(self.tried), len(self.tried), None
+        made._known = 0
+        made.random = np.random.default_rng([self.settings.seed, made.first])
+        return made
+
+    def merge(self, branch: LayerSearch) -> None:
+        """Add what a branch tried."""
+        for weights, match in branch.tried[branch.first :]:
+            self._add(weights, match)
+
+    @property
+    def ended(self) -> bool:
+        settings = self.settings
+        return self.match > settings.enough or self.stale >= settings.patience or len(self.tried) >= settings.trials
 
     def _set(self, weights: np.ndarray) -> frozenset[str]:
         """The `count` sublayers with the largest weights."""
-        return frozenset(self.names[place] for place in np.argsort(-weights, kind="stable")[: self.count])
+        return frozenset(self.names[place] for place in np.argsort(-weights, kind="stable")[: self.settings.count])
 
     def suggest(self) -> frozenset[str]:
         """The next set to try: first the initial one, then random ones, every `bayes_interval`-th from Optuna."""
-        number = len(self.tried)
+        number, every = len(self.tried), self.settings.bayes_interval
         if not number:
             self.weights = np.array([float(name in self.best) for name in self.names])
-        elif self.bayes_interval and number % self.bayes_interval == 0:
-            trial = self.study.ask(self.space)
-            self.weights = np.array([trial.params[name] for name in self.names])
+        elif every and number % every == 0:
+            self.weights = self._suggested()
         else:
             self.weights = self.random.random(len(self.names))
         return self._set(self.weights)
 
     def tell(self, match: float) -> None:
         """Record the share of tokens that the suggested set predicted."""
-        self.tried.append((self.weights, match))
-        if self.bayes_interval:
-            params = dict(zip(self.names, self.weights.tolist(), strict=True))
-            self.study.add_trial(self.trial(params=params, distributions=self.space, value=match))
+        self._add(self.weights, match)
+
+    def _add(self, weights: np.ndarray, match: float) -> None:
+        self.tried.append((weights, match))
+        self.stale += 1
         if match > self.match:
-            self.best, self.match = self._set(self.weights), match
+            self.best, self.match, self.stale = self._set(weights), match, 0
+
+    def _suggested(self) -> np.ndarray:
+        """Optuna's suggestion from all that was tried."""
+        optuna = searcher()
+        if self._study is None:
+            sampler = optuna.samplers.TPESampler(seed=self.settings.seed, n_startup_trials=1)
+            self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        space = {name: optuna.distributions.FloatDistribution(0.0, 1.0) for name in self.names}
+        for weights, match in self.tried[self._known :]:
+            params = dict(zip(self.names, weights.tolist(), strict=True))
+            self._study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=match))
+        self._known = len(self.tried)
+        trial = self._study.ask(space)
+        return np.array([trial.params[name] for name in self.names])

@@ -8,8 +8,9 @@ change their input least on the prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
+from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.length_policies import Confidence, DraftExit
+from outrider.core.drafters.self_speculative.confident_tree import ConfidentTree
 from outrider.core.drafters.self_speculative.layer_search import (
     GREEDY,
     LayerSearch,
+    SearchSettings,
     SkipSet,
     agreement,
     inner,
@@ -101,6 +104,7 @@ class Chooser(Protocol):
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]: ...
     def update(self, open_: Sequence[bool]) -> list[frozenset[str]] | None: ...  # None: no change
     def learn(self, emitted: Sequence[Sequence[int]]) -> None: ...
+    def end(self) -> None: ...
 
 
 class SelfDrafter:
@@ -110,10 +114,10 @@ class SelfDrafter:
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, name: str, make: Callable[[Target], DraftModel | DynamicTree], chooser: Chooser) -> None:
+    def __init__(self, name: str, make: Callable[[Target], DraftModel | ConfidentTree], chooser: Chooser) -> None:
         self.name, self.make, self.chooser = name, make, chooser
         self._read = 0
-        self._inner: DraftModel | DynamicTree | None = None
+        self._inner: DraftModel | ConfidentTree | None = None
 
     @property
     def bytes_read(self) -> int:
@@ -143,6 +147,7 @@ class SelfDrafter:
     def end(self) -> None:
         if self._inner is not None:
             self._inner.end()
+            self.chooser.end()
 
 
 def check(skip: Collection[str], known: Sequence[str]) -> frozenset[str]:
@@ -177,6 +182,9 @@ class FixedChooser:
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
         """Nothing to learn."""
 
+    def end(self) -> None:
+        """Nothing to keep."""
+
 
 def draft_verify(
     skip: Collection[str] | str | Path | SkipSet,
@@ -204,23 +212,34 @@ def draft_verify(
 @dataclass
 class SearchChooser:
     """SWIFT's search: every round, one more set predicts the last `window` tokens of the row's own output in one pass,
-    until a set predicts a share `stop_agreement` of them or `trials` sets were tried. Rows use the best set so far."""
+    and rows use the best set so far. The search belongs to the model: the next request goes on where it stopped, and
+    after its end only drafts."""
 
     skip_ratio: float
     window: int
-    trials: int
     stop_agreement: float
+    patience: int
+    trials: int
     bayes_interval: int
     seed: int
     bytes_read: int = 0
+    searches: list[LayerSearch] = field(default_factory=list)  # a branch a row
 
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
         self._model, self._starts = model, [len(prompt) for prompt in prompts]
         self._texts = [list(prompt) for prompt in prompts]
         names = inner(whole.sublayers)
-        self.searches = [
-            LayerSearch(names, skip_count(self.skip_ratio, names), self.bayes_interval, self.seed) for _ in prompts
-        ]
+        settings = SearchSettings(
+            skip_count(self.skip_ratio, names),
+            self.bayes_interval,
+            self.stop_agreement,
+            self.patience,
+            self.trials,
+            self.seed,
+        )
+        self.shared: LayerSearch = whole.kept.setdefault(("SWIFT", settings, self.window), LayerSearch(names, settings))
+        with _MERGING:
+            self.searches = self._unmerged = [self.shared.branch() for _ in prompts]
         return [search.best for search in self.searches]
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
@@ -229,7 +248,7 @@ class SearchChooser:
 
     def update(self, open_: Sequence[bool]) -> list[frozenset[str]] | None:
         counts = [
-            self.window * (going and len(text) - start >= self.window and self._searching(search))
+            self.window * (going and len(text) - start >= self.window and not search.ended)
             for text, start, going, search in zip(self._texts, self._starts, open_, self.searches, strict=True)
         ]
         if not any(counts):
@@ -244,36 +263,47 @@ class SearchChooser:
                 self.searches[row].tell(right[row] / counts[row])
         return [search.best for search in self.searches]
 
-    def _searching(self, search: LayerSearch) -> bool:
-        return len(search.tried) < self.trials and search.match < self.stop_agreement
+    def end(self) -> None:
+        with _MERGING:
+            for search in self._unmerged:
+                self.shared.merge(search)
+        self._unmerged = []
+
+
+_MERGING = Lock()  # several requests may decode with one model
 
 
 def swift(
     *,
-    skip_ratio: float = 0.45,
-    window: int = 16,
-    trials: int = 32,
+    skip_ratio: float = 0.12,
+    window: int = 32,
     stop_agreement: float = 0.95,
-    bayes_interval: int = 8,
-    nodes: int = 12,
-    width: int = 3,
-    depth: int = 6,
-    min_probability: float = 0.2,
+    patience: int = 300,
+    trials: int = 1000,
+    bayes_interval: int = 25,
+    nodes: int = 24,
+    depth: int = 8,
+    threshold: float = 0.8,
+    candidates: Sequence[int] = (3, 5, 8, 10),
     seed: int = 0,
 ) -> SelfDrafter:
     """SWIFT: skips a share `skip_ratio` of the sublayers, never those of the first and the last layer. Which ones is
-    searched for while decoding: candidates are random, and every `bayes_interval`-th (0: none) is Optuna's suggestion.
-    Drafts are trees of nodes whose probability reaches `min_probability`. Ours scores one candidate per round in a pass
-    of its own, on the row's last `window` tokens (the paper: 32), and counts that pass."""
-    if not 0 < skip_ratio < 1 or min(window, trials) < 1 or bayes_interval < 0:
+    searched for while decoding, over as many requests as it takes: candidates are random, and every `bayes_interval`-th
+    (0: none) is Optuna's suggestion. The search ends with a set that predicts more than a share `stop_agreement` of the
+    last `window` tokens, after `patience` candidates in a row that were no better, or after `trials` candidates. Drafts
+    are trees of at most `depth` levels and `nodes` nodes (ConfidentTree). Ours scores a candidate a round in a pass of
+    its own, on the row's latest tokens (the paper: on the request's first ones), and counts that pass. The paper skips
+    0.45 of the sublayers of models of 13 billion parameters; a small model has fewer to spare."""
+    if not 0 < skip_ratio < 1 or min(window, trials, patience) < 1 or bayes_interval < 0:
         raise InvalidOption(
-            f"skip_ratio={skip_ratio}, window={window}, trials={trials}, bayes_interval={bayes_interval}: skip_ratio "
-            "must be between 0 and 1, window and trials 1 or more, bayes_interval 0 or more"
+            f"skip_ratio={skip_ratio}, window={window}, patience={patience}, trials={trials}, "
+            f"bayes_interval={bayes_interval}: skip_ratio must be between 0 and 1, window, patience and trials 1 or "
+            "more, bayes_interval 0 or more"
         )
     return SelfDrafter(
         "SWIFT",
-        lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, min_probability=min_probability),
-        SearchChooser(skip_ratio, window, trials, stop_agreement, bayes_interval, seed),
+        lambda model: ConfidentTree(model, nodes=nodes, depth=depth, threshold=threshold, candidates=candidates),
+        SearchChooser(skip_ratio, window, stop_agreement, patience, trials, bayes_interval, seed),
     )
 
 
@@ -305,6 +335,9 @@ class SimilarityChooser:
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
         """Nothing to learn."""
+
+    def end(self) -> None:
+        """Nothing to keep."""
 
 
 def draft_on_the_fly(

@@ -55,7 +55,7 @@ STOPS: dict[str, Callable[[float], Drafter]] = {
     "dspark": lambda t: learned("dspark", length=6, risk=min(max(1 - t, 0.001), 0.999)),
     "dynamic-tree": lambda t: DynamicTree(table(0.3), min_probability=t),
     "dynamic-tree, greedy drafter": lambda t: DynamicTree(table(0.3), min_probability=t, sampling=GREEDY),
-    "swift": lambda t: swift(min_probability=t, bayes_interval=0),
+    "swift": lambda t: swift(threshold=t, bayes_interval=0),
     "eagle2": lambda t: learned("eagle2", draft_kind="dynamic", min_probability=t),
 }
 

@@ -74,6 +74,24 @@ def test_each_row_has_its_own_set_in_any_batch() -> None:
     assert len(set(sets)) > 1
 
 
+def test_swift_goes_on_searching_in_the_next_request_and_then_only_drafts() -> None:
+    model, plain = target(), run(None, limit=30)
+    costs, tried = [], []
+    for _ in range(4):  # with a new drafter each, as `generate` makes one
+        drafter = swift(skip_ratio=0.5, window=8, trials=30, bayes_interval=7)
+        steps = list(decode(model, drafter, Exact(), PROMPTS[:1], sampling=GREEDY, max_new_tokens=30))
+        assert [token for step in steps for token in step.emitted] == plain[0]
+        (search,) = drafter.chooser.searches  # type: ignore[attr-defined]
+        tried.append(len(search.tried))
+        costs.append(sum(step.cost for step in steps))
+    assert 0 < tried[0] < tried[1] and tried[2] == tried[3], tried
+    assert search.ended and search.match == max(match for _, match in search.tried)
+    assert costs[3] < costs[0] - 0.5 * (tried[0] - 1), "no pass of the search is left"
+    other = swift(skip_ratio=0.4, window=8, bayes_interval=7)  # other settings, a search of their own
+    list(decode(model, other, Exact(), PROMPTS[:1], sampling=GREEDY, max_new_tokens=10))
+    assert len(other.chooser.searches[0].tried) < 3  # type: ignore[attr-defined]
+
+
 @pytest.mark.slow
 def test_swift_finds_a_better_set_while_decoding_in_any_batch() -> None:
     drafter = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
@@ -88,7 +106,7 @@ def test_swift_finds_a_better_set_while_decoding_in_any_batch() -> None:
 
 
 def test_swift_scores_sets_on_whole_windows_only() -> None:
-    drafter = swift(skip_ratio=0.5, window=16, bayes_interval=0)
+    drafter = swift(skip_ratio=0.5, window=16, bayes_interval=0)  # each run has a model of its own
     assert run(drafter, limit=15) == run(None, limit=15)
     assert not any(layer_search.tried for layer_search in drafter.chooser.searches)  # type: ignore[attr-defined]
 

@@ -107,3 +107,13 @@ def test_fewer_bits_are_nearly_always_right_and_change_no_output() -> None:
         found, rate = run(qspec(bits=bits))
         assert found == run(None)[0]
         assert rate > {8: 3.5, 4: 1.5}[bits]
+
+
+def test_a_model_is_quantized_once_for_all_requests() -> None:
+    model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
+    first = model.view(bits=4).network.layers
+    assert model.view(bits=8).network.layers[0].down is not first[0].down
+    for other in (model, Decoder(model.network)):
+        shared = other.view(bits=4, exit=1).network.layers
+        assert len(shared) == 1 and shared[0].down is first[0].down
+    assert list(model.kept) == [("quantized", 4), ("quantized", 8)]
