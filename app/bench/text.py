@@ -87,7 +87,10 @@ def text(
     ] = None,
     calibrate: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="First calibrate these drafters (sequoia, draft-verify); saved for later."),
+        typer.Option(
+            metavar="NAMES",
+            help="First calibrate these drafters (sequoia, draft-verify) on prompts of their own; saved for later.",
+        ),
     ] = "",
     device: Device = DEVICE,
     dtype: TextDtype = "bfloat16",
@@ -247,7 +250,8 @@ def _measure_text(
         if context_length is not None:
             items, about["context"] = texts.lengthened(lm, items, context_length), context_length
         for name in calibrated:
-            _calibrate(lm, name, items, settings, console)
+            _calibrate(lm, name, texts.calibration_prompts(items), settings, console)
+            about["calibrated_on"] = "calibration.jsonl"
         draft_model = settings.draft_model or recommended_draft_model(model)
         with console.status("Preparing ...") as status:
             ours = texts.contenders(lm, settings)

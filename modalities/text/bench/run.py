@@ -84,6 +84,14 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
     return _spread(items)[:limit]
 
 
+def calibration_prompts(scored: Sequence[Item]) -> list[Item]:
+    """The bundled prompts that drafters are calibrated on, without those that are scored."""
+    text = resources.files("outrider.text").joinpath("calibration.jsonl").read_text("utf-8")
+    items = [_item(line, f"calibration.jsonl, line {n}", n) for n, line in enumerate(text.splitlines(), 1)]
+    contents = {item.content.strip() for item in scored}
+    return [item for item in items if item.content.strip() not in contents]
+
+
 def _item(line: str, where: str, number: int) -> Item:
     expected = 'a JSON object with "prompt": "...", "turns": ["...", ...] or "messages": [...]'
     try:

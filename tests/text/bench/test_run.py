@@ -20,6 +20,7 @@ from outrider.text.bench.run import (
     Judge,
     PromptsError,
     Settings,
+    calibration_prompts,
     compare,
     contenders,
     costs,
@@ -240,3 +241,15 @@ def test_the_real_model_on_two_prompts(smollm2: TextModel) -> None:
     plain, lookup = report(bench, smollm2, settings, cost=costs(smollm2, items))["rows"]
     assert lookup["identical"] == 1.0
     assert lookup["tokens_per_pass"] >= plain["tokens_per_pass"] == 1.0
+
+
+def test_drafters_are_calibrated_on_prompts_that_are_not_scored(tmp_path: Path) -> None:
+    scored = load_prompts()
+    used = calibration_prompts(scored)
+    assert {item.task for item in used} == {item.task for item in scored} and len(used) == 14
+    assert not {item.content for item in used} & {item.content for item in scored}
+    file = tmp_path / "own.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"{item.content} "}) for item in used[:3]), encoding="utf-8")
+    own = load_prompts(file)
+    assert not {item.content.strip() for item in calibration_prompts(own)} & {item.content.strip() for item in own}
+    assert len(calibration_prompts(own)) == 11
