@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.core.drafters.lookup import ngram, retrieval
 from outrider.core.drafters.lookup.input_guided import InputGuided
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.core.drafters.lookup.sam import SamDecoding
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.methods.row import Input, Method
@@ -79,13 +80,29 @@ N_GRAMMYS = Method(
 SUFFIX = Method(
     name="suffix",
     make=Suffix,
-    systems=("Suffix automaton (SAM-Decoding)", "SuffixDecoding"),
+    systems=("SuffixDecoding",),
     summary="drafts a tree of what followed the longest matches in the text and past outputs, by frequency",
-    paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
+    paper="SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications (arXiv 2411.04975)",
     topology=("tree",),
     vllm="suffix",
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     test_options=({"nodes": 3, "depth": 2},),
+)
+
+SAM_DECODING = Method(
+    name="sam-decoding",
+    make=SamDecoding,
+    systems=("SAM Decoding", "Suffix first, else token recycling"),
+    summary="copies after the longest match in the text or a corpus; without a long one, token recycling drafts",
+    paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
+    topology=("tree",),
+    modalities=("text",),
+    inputs={"corpus": Input.DATASTORE},
+    capabilities=(Capability.WEIGHT_FREE,),
+    test_options=(
+        {"length": 2, "threshold": 1, "nodes": 3},
+        {"corpus": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "length": 2, "threshold": 2, "bias": 0, "nodes": 2},
+    ),
 )
 
 TOKEN_RECYCLING = Method(
@@ -111,5 +128,6 @@ ROWS = (
     ANPD,
     N_GRAMMYS,
     SUFFIX,
+    SAM_DECODING,
     TOKEN_RECYCLING,
 )

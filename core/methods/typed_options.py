@@ -22,6 +22,7 @@ from outrider.core.drafters.lookup.input_guided import InputGuided
 from outrider.core.drafters.lookup.ngram import ANPD, NGrammys
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.lookup.retrieval import REST
+from outrider.core.drafters.lookup.sam import SamDecoding
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
@@ -61,6 +62,7 @@ RestOptions = _typed(REST)
 AnpdOptions = _typed(ANPD)
 NGrammysOptions = _typed(NGrammys)
 SuffixOptions = _typed(Suffix)
+SamDecodingOptions = _typed(SamDecoding)
 TokenRecyclingOptions = _typed(TokenRecycling)
 JacobiOptions = _typed(Jacobi)
 LookaheadOptions = _typed(Lookahead)

@@ -194,6 +194,8 @@ def texts(model: TextModel, request: Request) -> Any:
 
 def store(model: TextModel, request: Request) -> Any:
     given = request.value
+    if given is None and request.option not in request.method.needs:
+        return DEFAULT
     if given is None:
         raise InvalidOption(
             f"the drafter '{request.method.name}' needs {request.option}=..., the path of a datastore; build one "

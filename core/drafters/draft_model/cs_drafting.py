@@ -3,7 +3,8 @@ down to n-grams of the text; in the horizontal one cheaper drafters draft the la
 
 Every drawn token is the draft model's own draw, made with fewer of its passes: the stage below guesses, the model draws
 from its distribution at each guess, and continues in the same pass while the guess equals the draw. So q is the model's
-distribution. The paper's stages accept leniently, ours exactly."""
+distribution. With a lenience above 1, as in the paper, a model also accepts guesses that it would not have drawn: those
+are fixed guesses of the draft, so that the output keeps the target's distribution."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ class _Statistics:
 class _Stage:
     """A draft model, with the stage below to guess for it."""
 
-    def __init__(self, model: Target, below: _Stage | _Statistics, inner_length: int) -> None:
-        self.model, self.below, self.inner_length = model, below, inner_length
+    def __init__(self, model: Target, below: _Stage | _Statistics, inner_length: int, lenience: float = 1.0) -> None:
+        self.model, self.below, self.inner_length, self.lenience = model, below, inner_length, lenience
         self.bytes_read = 0
+        self.taken: list[list[bool]] = []  # by row: which of the last tokens are guesses that lenience accepted
 
     def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
         """This model's likeliest tokens after the committed text and `ahead`."""
@@ -69,6 +71,7 @@ class _Stage:
         committed = self.model.mark()
         self.model.keep(*forced(ahead, device))
         tokens: Rows = [[] for _ in wanted]
+        self.taken = [[] for _ in wanted]
         distributions = _Distributions(rows, max(wanted, default=0))
         while any(left := [count - len(row) for count, row in zip(wanted, tokens, strict=True)]):
             before = [[*first, *row] for first, row in zip(ahead, tokens, strict=True)]
@@ -87,10 +90,13 @@ class _Stage:
                     node = upload([len(row) + position for row in before], device)
                     chosen = rng.sample(distribution, node, Purpose.DRAW, going).tolist()
                     distributions.put(distribution, [len(row) + position for row in tokens], going)
+                lenient = self._lenient(scores, position, guesses, active)
                 for row, token in enumerate(chosen):
                     if active[row]:
-                        new_tokens[row].append(token)
-                        active[row] = position < len(guesses[row]) and guesses[row][position] == token
+                        taken = lenient[row]  # whatever was drawn: a guess that depended on the draw would be biased
+                        self.taken[row].append(taken)
+                        new_tokens[row].append(guesses[row][position] if taken else token)
+                        active[row] = position < len(guesses[row]) and guesses[row][position] == new_tokens[row][-1]
                 if not any(active):
                     break
             for own, new in zip(tokens, new_tokens, strict=True):
@@ -99,6 +105,17 @@ class _Stage:
             self.model.keep(draft, _padded(draft, verdict), count)
         self.model.rewind(committed)
         return tokens, distributions.distribution
+
+    def _lenient(self, scores: Scores, position: int, guesses: Rows, active: Sequence[bool]) -> list[bool]:
+        """Whether each row's guess at a position, times the lenience, reaches the likeliest token's probability."""
+        if self.lenience == 1:
+            return [False] * len(guesses)
+        device = scores.lengths.device
+        there = [going and position < len(row) for going, row in zip(active, guesses, strict=True)]
+        guess = upload([row[position] if known else 0 for known, row in zip(there, guesses, strict=True)], device)
+        soft = scores.softmax(torch.full((len(guesses), 1), position, device=device)).column(0)
+        enough = self.lenience * soft.at(guess[:, None])[:, 0] >= soft.probs.amax(-1)
+        return [known and good for known, good in zip(there, enough.tolist(), strict=True)]
 
 
 def _padded(draft: Draft, verdict: Verdict) -> Verdict:
@@ -131,7 +148,8 @@ class _Distributions:
 class CSDrafting:
     """A cascade of `model`, `other_models` in order, and n-grams of up to `max_ngram` tokens. `lengths` gives the
     number of positions that each stage drafts. For every pass of a model, the next stage guesses `inner_length` tokens.
-    Lengths (5, 0) give the vertical cascade alone."""
+    Lengths (5, 0) give the vertical cascade alone. A model accepts a guess whose probability times `lenience` reaches
+    that of its likeliest token; 1: only its own draws."""
 
     needs: frozenset[str] = frozenset()
 
@@ -143,7 +161,10 @@ class CSDrafting:
         lengths: Sequence[int] | None = None,
         inner_length: int = 4,
         max_ngram: int = 4,
+        lenience: float = 1.0,
     ) -> None:
+        if not lenience >= 1:
+            raise InvalidOption(f"lenience is {lenience}; it must be 1 (only the models' own draws) or more")
         models = [model, *other_models]
         lengths = (4, *[2] * len(models)) if lengths is None else tuple(lengths)
         if len(lengths) != len(models) + 1 or min(lengths) < 0 or not any(lengths) or min(inner_length, max_ngram) < 1:
@@ -160,7 +181,7 @@ class CSDrafting:
         below: _Stage | _Statistics = self._statistics
         self.stages: list[_Stage] = []
         for draft_model in reversed(models):
-            below = _Stage(draft_model, below, inner_length)
+            below = _Stage(draft_model, below, inner_length, lenience)
             self.stages.insert(0, below)
 
     @property
@@ -177,6 +198,7 @@ class CSDrafting:
         self._open = [count >= 0 for count in left]
         rng.reserve(sum(self.lengths))
         ahead: Rows = [[] for _ in left]
+        taken: list[list[bool]] = [[] for _ in left]
         distributions: list[Distribution] = []
         for stage, length in zip(self.stages, self.lengths, strict=False):
             wanted = [max(min(length, count - len(before)), 0) for count, before in zip(left, ahead, strict=True)]
@@ -184,6 +206,7 @@ class CSDrafting:
                 continue
             tokens, distribution = stage.extend(ahead, wanted, rng)
             ahead = [[*before, *new] for before, new in zip(ahead, tokens, strict=True)]
+            taken = [[*before, *new] for before, new in zip(taken, stage.taken, strict=True)]
             assert distribution is not None
             distributions.append(distribution.select(torch.arange(max(wanted), device=rng.device)))
         drawn = max(map(len, ahead))
@@ -193,10 +216,11 @@ class CSDrafting:
         chain = chain_draft([[*before, *new] for before, new in zip(ahead, ngrams, strict=True)], rng.device)
         if not distributions:
             return chain
-        if not self.lengths[-1]:
+        if not self.lengths[-1] and not any(map(any, taken)):
             return Draft.drawn(chain.tokens, concatenated(distributions), chain.live)
         slots = torch.arange(chain.size, device=rng.device).expand(len(left), -1)
-        source = torch.where(slots < drawn, slots, -1)
+        fixed = upload([[*row, *[False] * (chain.size - len(row))] for row in taken], rng.device)
+        source = torch.where((slots < drawn) & ~fixed, slots, -1)
         return Draft(chain.tokens, Tree.chain(chain.size, rng.device), chain.live, concatenated(distributions), source)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:

@@ -42,6 +42,7 @@ WAITS = {
     "pearl": 2,
     "on-the-fly-window": 2,  # its formula is evaluated on the host
     "token-recycling": 2,  # the successors that it learns from the target's logits are kept on the host
+    "sam-decoding": 2,
     "lookahead": 2,  # so are its n-grams
     "ensemble": 2,  # and those of its members
     "adaptive": 6,  # every member observes the verdict, three of them learn on the host

@@ -75,6 +75,18 @@ def test_every_cascade_keeps_the_distribution(lengths: tuple[int, ...]) -> None:
         assert total_variation(distribution, wanted) < 1e-12
 
 
+def test_a_lenient_model_takes_guesses_that_it_would_not_have_drawn() -> None:
+    """As fixed guesses, and with fewer of its passes for each drafted token."""
+    passes, fixed = [], []
+    for lenience in (1.0, 20.0):
+        model = Counting(5, seed=3, blur=0.3)
+        drafter = CSDrafting(model, lengths=(4, 0), inner_length=3, lenience=lenience)
+        steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), PROMPTS[:1], max_new_tokens=60, seed=1))
+        passes.append(model.passes / sum(len(step.drafted) for step in steps))
+        fixed.append(sum(sum(step.fixed) for step in steps))
+    assert passes[1] < passes[0] and fixed[0] == 0 < fixed[1]
+
+
 def test_invalid_cascades_are_refused() -> None:
     with pytest.raises(InvalidOption, match="2 lengths"):
         CSDrafting(TableTarget(5), lengths=(1, 2, 3))

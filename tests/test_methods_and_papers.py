@@ -1,0 +1,56 @@
+"""The page on methods and their papers: a row for every method, whose test exists and whose number is the measured
+one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from outrider.core.methods import DRAFTERS, RULES
+from outrider.text.rag.methods import METHODS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "guides" / "methods-and-papers.md").read_text(encoding="utf-8")
+PUBLISHED = [name for name, method in METHODS.items() if method.systems]
+NUMBER = re.compile(r"(text|image|speech) ([\d.]+)(?: / ([\d.]+))?")
+
+
+def section(title: str) -> dict[str, list[str]]:
+    """The rows of the first table under a title, by method."""
+    lines = PAGE.partition(f"\n## {title}\n")[2].partition("\n#")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `")]
+    assert len({row[0] for row in rows}) == len(rows), "a method has two rows"
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("title", "names"), [("Drafters", DRAFTERS), ("Rules", RULES), ("Answers from documents", PUBLISHED)]
+)
+def test_every_method_has_a_row_and_a_test(title: str, names: list[str]) -> None:
+    rows = section(title)
+    assert list(rows) == list(names)
+    for name, (deviation, test, _) in rows.items():
+        assert deviation, name
+        assert (ROOT / test.strip("`")).is_file(), f"{name}: {test} does not exist"
+
+
+def test_the_numbers_are_those_of_the_report_and_of_the_pins() -> None:
+    report = (ROOT / "REPORT.md").read_text(encoding="utf-8")
+    table = report.partition("## Tokens per target pass")[2].partition("![")[0]
+    measured = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    pins = json.loads((ROOT / "tests" / "tokens-per-call.json").read_text(encoding="utf-8"))["tokens_per_call"]
+    for name, (_, _, number) in section("Drafters").items():
+        found = NUMBER.findall(number)
+        assert found or number == "-", f"{name}: {number}"
+        for modality, first, second in found:
+            if "(pinned)" in number:
+                assert f"{pins[modality][name]:.2f}" == first, name
+            else:
+                assert f"{first} / {second}" in measured[name], name
+    for name, (_, _, number) in section("Rules").items():
+        for modality, value, _ in NUMBER.findall(number):
+            rows = json.loads((ROOT / "reports" / modality / "relaxed.json").read_text(encoding="utf-8"))["rows"]
+            assert value in {f"{row['tokens_per_pass']:.2f}" for row in rows if row["rule"] == name}, name
