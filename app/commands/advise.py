@@ -7,7 +7,7 @@ Heavy packages are imported when it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,14 +82,20 @@ def advise(
     with console.status("Other engines ..."):
         others = engines(study, given, model, draft_model)
     checked = _checked(study, given, console) if check else []
-    about = {"model": model, "dtype": lm.dtype, "device": lm.device, "prompts": len(items), "tokens": max_new_tokens}
+    about = {
+        "model": model,
+        "dtype": lm.dtype,
+        "device": lm.device,
+        "prompts": len(study.items),
+        "tokens": max_new_tokens,
+    }
     report = {"machine": machine(), "versions": versions(), "settings": about, **given.to_dict()}
     report |= {"engines": [each.to_dict() for each in others], "skipped": study.skipped}
     report |= {"checked": [vars(each) | {"error": each.error} for each in checked]}
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        show(Console(highlight=False), given, about, others, checked)
+        show(Console(highlight=False), given, about, others, checked, study.skipped)
         if json_file is not None:
             write_atomically(json_file, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     if plot is not None:
@@ -127,6 +133,7 @@ def show(
     about: dict[str, Any],
     others: Sequence[EngineAdvice] = (),
     checked: Sequence[Checked] = (),
+    skipped: Mapping[str, str] | None = None,
 ) -> None:
     """Print the advice on one screen."""
     from rich.text import Text
@@ -135,13 +142,24 @@ def show(
     console.print(Text(head + f"{about['tokens']} tokens", style="bold"), soft_wrap=True)
     for line in lines(given):
         console.print(line, soft_wrap=True)
-    console.print(_table(given.best[:_ROWS]))
+    if given.best:
+        console.print(_table(given.best[:_ROWS]))
+    for line in _skipped_lines(skipped or {}):
+        console.print(Text(line, "yellow"), soft_wrap=True)
     for each in others:
         for line in each.lines():
             console.print(Text(line), soft_wrap=True)
     if checked:
         console.print(Text("Predictions held against measurement", style="bold"))
         console.print(_check_table(checked))
+
+
+def _skipped_lines(skipped: Mapping[str, str]) -> list[str]:
+    """What could not be measured, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in skipped.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"skipped {'; '.join(names)}: {why}" for why, names in by_reason.items()]
 
 
 def lines(given: Advice) -> list[str]:

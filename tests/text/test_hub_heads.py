@@ -9,7 +9,6 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,6 @@ from outrider.core.drafters.trained.export_checkpoints import write_speculators
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.text import recipes
-from outrider.text.bench import peers
 
 mirror = runpy.run_path(str(Path(__file__).with_name("hub_mirror.py")))["mirror"]
 
@@ -181,12 +179,11 @@ def test_the_documented_text_command_runs_from_a_mirror(hub: tuple[str, list[str
 def test_the_documented_bench_command_runs_from_a_mirror(
     online: tuple[list[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside transformers; engines that would have to be installed are left out."""
-    monkeypatch.setattr(peers, "started", partial(peers.started, names=("transformers",)))
+    """Beside transformers, which needs no installation."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     file = tmp_path / "report.json"
     command = ["bench", "text", "--model", "someone/tiny", "--drafters", "eagle3", "--head", "someone/tiny-eagle3"]
-    command += ["--compare-engines", "--num-prompts", "1", "--max-new-tokens", "8", "--json", str(file)]
+    command += ["--peers", "transformers", "--num-prompts", "1", "--max-new-tokens", "8", "--json", str(file)]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     report = json.loads(file.read_text())

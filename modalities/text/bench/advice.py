@@ -87,16 +87,23 @@ class Study:
     say: Say = lambda line: None
 
     def __post_init__(self) -> None:
-        if not self.items:
-            raise InvalidOption("there are no prompts to measure on")
         self.skipped: dict[str, str] = {}
+        lengths = {item.id: len(self.lm.encode(item.content)) for item in self.items}
+        room = self.lm.context - self.tokens
+        fitting = [item for item in self.items if lengths[item.id] <= room]
+        if not fitting:
+            raise InvalidOption(f"no prompt leaves room for {self.tokens} tokens in the context of {self.lm.context:,}")
+        if len(fitting) < len(self.items):
+            left_out = f"{len(self.items) - len(fitting)} of {len(self.items)} prompts"
+            self.skipped[left_out] = f"they leave no room for {self.tokens} tokens in the context"
+        self.items = fitting
         self.plans: dict[str, Plan] = {}
         self._rest = 0.0  # of plain decoding: milliseconds of a round outside of the pass
 
     def rounds(self, rounds: int = 9) -> RoundCosts:
         """The costs of rounds on this machine, after prompts of about median length."""
         prompts = sorted((self.lm.encode(item.content) for item in self.items), key=len)
-        middle = prompts[len(prompts) // 4 : len(prompts) // 2 + 1]
+        middle = [ids[: self.lm.context // 2] for ids in prompts[len(prompts) // 4 : len(prompts) // 2 + 1]]
         widths = [width for width in WIDTHS if width <= max(self.longest, *_TREES) + 1]
         self.say("measuring the cost of passes")
         return measure(self.lm.target, middle, sizes=self.sizes, widths=widths, rounds=rounds)

@@ -27,8 +27,12 @@ def test_a_tiny_model_is_measured_and_its_predictions_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    texts = ("the cat sat on the mat and", "a dog", "the rain fell", "one two one two", "the log", "the cat " * 400)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     folder, found, picture = TINY.write(tmp_path / "tiny"), tmp_path / "advice.json", tmp_path / "advice.png"
-    command = ["advise", "--model", str(folder), "--drafters", "prompt-lookup,suffix,auto", "--num-prompts", "5"]
+    command = ["advise", "--model", str(folder), "--drafters", "prompt-lookup,suffix,auto"]
+    command += ["--prompts", str(prompts)]
     command += ["--max-new-tokens", "32", "--max-draft-tokens", "3", "--batch-sizes", "2", "--check"]
     command += ["--dtype", "float32", "--device", "cpu", "--json", str(found), "--plot", str(picture)]
     result = CliRunner().invoke(cli, command, env={"COLUMNS": "100"})
@@ -41,7 +45,9 @@ def test_a_tiny_model_is_measured_and_its_predictions_are_checked(
     assert all(each["measured"] > 0 for each in report["checked"])
     assert {each["rows"] for each in report["batches"]} == {1, 2}
     assert picture.stat().st_size > 1000
-    assert not report["skipped"], report["skipped"]
+    assert (
+        list(report["skipped"]) == ["1 of 6 prompts"] and "skipped 1 of 6 prompts: they leave no room" in result.stdout
+    )
 
 
 def test_the_advice_in_words_and_as_a_picture(tmp_path: Path) -> None:
