@@ -1,6 +1,7 @@
 """Convert the notebooks, with their saved outputs, to static pages: `python notebooks/book.py [FOLDER]`.
 
-Writes one page per notebook and a table of contents. The pages load nothing from the network, and no code is run.
+Writes one page per notebook and a table of contents. The pages load nothing from the network and run no scripts:
+formulas become MathML.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 from save import notebooks
@@ -50,12 +52,25 @@ ol.contents p { margin: .2em 0; color: #555; }
 """
 
 
+_MATH = re.compile(r"(```.*?```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)  # or code, which stays as it is
+_BADGE = re.compile(r"\[!\[([^]]*)\]\([^)]*\)\]\(([^)]*)\)")
 _IMAGE = re.compile(r'<img alt="[^"]*" src="data:image/svg\+xml;base64,([^"]*)"[^>]*>')
 
 
 def inline_svgs(body: str) -> str:
     """Replace SVG images by inline SVG, which shows tooltips."""
     return _IMAGE.sub(lambda match: base64.b64decode(match[1]).decode(), body)
+
+
+def offline(source: str) -> str:
+    """Markdown with its formulas as MathML, and badges as links."""
+
+    def formula(match: re.Match[str]) -> str:
+        if match[1]:
+            return match[1]
+        return str(convert(match[2] or match[3], display="block" if match[2] else "inline"))
+
+    return _MATH.sub(formula, _BADGE.sub(r"[\1](\2)", source))
 
 
 def title(notebook: nbformat.NotebookNode) -> str:
@@ -85,6 +100,9 @@ def build(folder: Path) -> list[Path]:
     loaded = [nbformat.read(path, as_version=4) for path in files]
     written, entries = [], []
     for index, (path, notebook) in enumerate(zip(files, loaded, strict=True)):
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = offline(cell.source)
         body, _ = exporter.from_notebook_node(notebook)
         body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', inline_svgs(body))
         previous = following = "<span></span>"
@@ -103,10 +121,10 @@ def build(folder: Path) -> list[Path]:
         )
     contents_page = folder / "index.html"
     contents = (
-        "<h1>Speculative decoding in ten notebooks</h1><p>What it is, why it works, and how to add a method of "
-        f'your own. Read them in order.</p><ol class="contents">{"".join(entries)}</ol>'
+        "<h1>Speculative decoding in lessons</h1><p>What it is, why it works, and how to add a method of "
+        f'your own; then one thing each. Read the first ten in order.</p><ol class="contents">{"".join(entries)}</ol>'
     )
-    contents_page.write_text(page("Speculative decoding in ten notebooks", contents), encoding="utf-8")
+    contents_page.write_text(page("Speculative decoding in lessons", contents), encoding="utf-8")
     return [contents_page, *written]
 
 

@@ -80,7 +80,8 @@ def clean(notebook: Any) -> Any:
                 continue
             if "data" in output:
                 output.data.pop(_WIDGET, None)
-                if not set(output.data) - {"text/plain"} and "(children=" in output.data.get("text/plain", ""):
+                shown = output.data.get("text/plain", "")
+                if not set(output.data) - {"text/plain"} and ("(children=" in shown or "it/s]" in shown):
                     continue  # a bare widget, such as a progress bar
                 if _SVG in output.data:
                     output.data[_PNG] = png(output.data[_SVG])

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MAX_BYTES = 1_500_000  # of one notebook
-_CODE = re.compile(r"```.*?```|`[^`\n]*`|\[[^]]*\]\([^)]*\)|<[^>]+>", re.DOTALL)
+PORTABLE = [path for path in PATHS if "find_spec" in path.read_text(encoding="utf-8")]  # install what they need
+_CODE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$]*\$|\[[^]]*\]\([^)]*\)|<[^>]+>", re.DOTALL)
 _FIGURE = re.compile(r"\d+[.,]\d|\d\s?(?:ms|seconds|MB|GB|x\b|times faster|tokens/s)")  # looks like a measurement
 _FORBIDDEN = re.compile(r"/(?:root|home|tmp|work|Users|usr)/|[A-Z]:\\\\|\bWarning\b|it/s\]|Traceback")
 
@@ -81,6 +82,31 @@ def test_each_states_its_needs_and_has_exercises(path: Path) -> None:
         assert (FOLDER / name).is_file(), name
 
 
+@pytest.mark.parametrize("path", PORTABLE, ids=lambda path: path.stem)
+def test_each_opens_in_colab_and_ends_with_a_model_of_one_s_own(path: Path) -> None:
+    notebook = read(path)
+    assert "[![Open in Colab]" in notebook.cells[0].source
+    assert "%pip install" in notebook.cells[1].source and notebook.cells[1].cell_type == "code"
+    own, code, following = notebook.cells[-3:]
+    assert own.source.startswith("## On your own model") and "MODEL = " in code.source
+    assert following.source.count(".ipynb)") >= 1
+    whole = "\n".join(cell.source for cell in notebook.cells)
+    assert "from teaching" not in whole and "torch.cuda.is_available() else" not in whole
+    assert "$" in prose(notebook) or re.search(r"\$[^$]+\$", whole)
+
+
+def test_links_and_set_up_cells_are_pointed_at_a_repository(tmp_path: Path) -> None:
+    tool("save")
+    colab, copy = tool("colab"), tmp_path / PORTABLE[0].name
+    copy.write_bytes(PORTABLE[0].read_bytes())
+    colab.point(copy, "someone/outrider")
+    first, setup = read(copy).cells[:2]
+    assert f"github/someone/outrider/blob/main/notebooks/{copy.name})" in first.source
+    assert 'SOURCE = "https://github.com/someone/outrider"' in setup.source
+    colab.point(copy)
+    assert [cell.source for cell in read(copy).cells[:2]] == [cell.source for cell in read(PORTABLE[0]).cells[:2]]
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_text_contains_no_typed_measurements(path: Path) -> None:
     assert _FIGURE.findall(prose(read(path))) == []
@@ -103,6 +129,7 @@ def test_static_pages_are_complete_and_self_contained(tmp_path: Path) -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"<(?:script|link|iframe)\b|src=\"http", text)
+        assert "$$" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
         for name in re.findall(r'href="([^"#:]+)"', text):
             assert (tmp_path / name).is_file(), name
     for path, page in zip(PATHS, pages[1:], strict=True):
@@ -112,10 +139,11 @@ def test_static_pages_are_complete_and_self_contained(tmp_path: Path) -> None:
 
 def test_a_slider_stores_its_initial_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipywidgets")
-    teaching = tool("teaching")
+    from outrider.app import lessons
+
     displayed: list[dict[str, Any]] = []
-    monkeypatch.setattr(teaching, "display", lambda data, raw: displayed.append(data))
-    teaching.explore(lambda size: teaching.bars("sizes", {"size": size}), size=[1, 2, 3])
+    monkeypatch.setattr(lessons.display, "display", lambda data, raw: displayed.append(data))
+    lessons.explore(lambda size: lessons.bars("sizes", {"size": size}), size=[1, 2, 3])
     assert "size: 2 " in displayed[0]["image/svg+xml"]  # the initial value is the middle one
     assert "application/vnd.jupyter.widget-view+json" in displayed[0]
 
