@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from outrider import speech
 from outrider.app.cli import cli
+from outrider.speech import loading
 from outrider.speech.audio import Sound
 from outrider.speech.evaluation import bench, human_speech, opus
 from outrider.speech.training.kokoro import TeacherError
@@ -83,7 +84,8 @@ def test_bench_speech_writes_a_table_and_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bench_speech_measures_a_published_model(tmp_path: Path) -> None:
+def test_bench_speech_measures_a_published_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech, "load", loading.load)
     classes = runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py"))
     model = classes["llasa"]()
     model.save_pretrained(tmp_path / "llasa")
