@@ -41,6 +41,7 @@ NOT_RUN = {
     "report": "hours",
     "ladder": "hours; tests/text/training/test_ladder.py runs it on a tiny model",
     "train": "minutes to hours; every recipe is trained for some steps in tests/*/test_training.py",
+    "advise": "downloads models and times them; tests/app/commands/test_advise.py runs it on small ones",
     "rag": "downloads retrievers and documents",
     "serve": "installs vLLM",
     "export": "downloads the language model",
