@@ -118,7 +118,7 @@ def _built(name: str, compiler: str, *defines: str) -> Path:
         parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
         flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", *defines, str(source), "-o", parts[0]]
         for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
-            subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
+            subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=600)
         library = Path(parts[1])
         library.write_bytes(_sealed(library.read_bytes()))
         os.replace(library, found)
