@@ -236,7 +236,7 @@ def _measure_text(
     from outrider.core.errors import InvalidOption
     from outrider.text.bench import run as texts
     from outrider.text.bench.peers import find_model, started
-    from outrider.text.measured_defaults import draft_model_of as recommended_draft_model
+    from outrider.text.measurements import draft_model_of as recommended_draft_model
 
     console = Console(stderr=True, highlight=False)
     skipped: dict[str, str] = {}

@@ -95,6 +95,7 @@ class Acceptance:
 
     def trace(self) -> Trace:
         """The steps as a trace, if they were reported in order; a token whose id is unknown is -1."""
+        from outrider.core.methods.rules import EXACT
         from outrider.core.trace import Trace
 
         if self.steps is None:
@@ -118,7 +119,7 @@ class Acceptance:
             options["text"] = self.text[:TEXT]
         if self.tokens is not None and not self.placed:
             options["tokens_without_a_place"] = max(self.tokens - total, 0)
-        return Trace(tuple(steps), method=self.method or self.engine, rule="exact", options=options)
+        return Trace(tuple(steps), method=self.method or self.engine, rule=EXACT.name, options=options)
 
     def recording(self) -> dict[str, Any]:
         """The trace with the texts of its tokens, as the page and the viewer open it."""

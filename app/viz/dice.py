@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from outrider.core.methods.rules import EXACT, TOKEN
 from outrider.core.trace import Step, Trace
 
 _NODES = 1024  # of a draft at most
-_RULES = ("exact", "token")
+_RULES = (EXACT.name, TOKEN.name)
 
 
 def dice(trace: Trace, step: Step) -> list[float | None]:

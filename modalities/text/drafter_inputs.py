@@ -21,8 +21,7 @@ from outrider.core.methods.row import HEADS, Method
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
 from outrider.text.from_transformers import target_of
-from outrider.text.measured_defaults import draft_model_of
-from outrider.text.measurements import costs_of_rounds, measured
+from outrider.text.measurements import costs_of_rounds, draft_model_of, measured
 from outrider.text.vocab_bridge import Bridge
 
 if TYPE_CHECKING:

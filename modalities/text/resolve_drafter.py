@@ -13,7 +13,7 @@ from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.text import drafter_inputs
-from outrider.text.measured_defaults import default_of
+from outrider.text.measurements import default_of
 from outrider.text.options import Options
 
 if TYPE_CHECKING:

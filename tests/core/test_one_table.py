@@ -13,18 +13,28 @@ from outrider.text.options import Options as TextOptions
 
 ROOT = Path(__file__).parents[2]
 NAMES = {*DRAFTERS, *RULES, AUTO.name}
-# Experiments: which methods they run is what they are about.
-EXPERIMENTS = {"app/report/sections.py", "app/page/record_examples.py", "app/commands/simulate.py"}
+# Experiments and menus: which methods they run, or show first, is what they are about.
+EXPERIMENTS = {
+    *("app/report/sections.py", "app/page/record_examples.py", "app/commands/simulate.py"),
+    *("app/page/drafter_menu.py", "app/page/lab_tab.py"),
+}
 EXCEPTIONS = {  # the defaults of commands, whose help may not wait for torch
     ("app/options.py", "auto"),
     ("app/options.py", "jacobi"),
     ("app/options.py", "prompt-lookup"),
     ("app/options.py", "exact"),
+    ("app/page/batch_tab.py", "token-recycling"),  # the first choice of its menu
 }
+FORMULAS = {  # of relaxed rules, as the compiled kernels call them
+    "core/rules/codebook.py": ("annealed",),
+    "core/rules/neighbours.py": ("additive-beta", "tolerance"),
+    "core/rules/relaxed.py": ("lenience", "threshold", "trust", "verify-every"),
+}
+FORMULAS["core/rules/native_walk.py"] = tuple(name for names in FORMULAS.values() for name in names)
 HOMONYMS = {  # words that mean something else there
     ("app/page/backends/interface.py", "lenience"): "an option",
     ("app/page/backends/interface.py", "threshold"): "an option",
-    ("app/page/render.py", "token"): "the head of a column",
+    ("app/formats/engines.py", "token"): "a field of another engine's response",
     ("app/viz/token_styles.py", "rest"): "a part of a round's time",
     ("core/decode.py", "rest"): "a part of a round's time",
     ("core/device.py", "auto"): "the best device of the machine",
@@ -45,6 +55,7 @@ HOMONYMS = {  # words that mean something else there
     ("modalities/text/recipes.py", "block"): "an option of a head",
     ("modalities/text/structured/tools.py", "auto"): "the model may call a tool",
     ("modalities/text/vllm/export.py", "medusa"): "a name of another file format",
+    **{(file, name): "a compiled formula" for file, names in FORMULAS.items() for name in names},
 }
 
 

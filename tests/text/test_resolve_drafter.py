@@ -13,8 +13,8 @@ from outrider.core.assets.catalogue import ASSETS
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
-from outrider.text import TextModel, bigrams, datastore, measured_defaults
-from outrider.text.measured_defaults import MeasuredDefault
+from outrider.text import TextModel, bigrams, datastore, measurements
+from outrider.text.measurements import MeasuredDefault
 
 PROMPT = "the cat sat on the mat and the dog sat on the"
 FREE = (
@@ -170,7 +170,7 @@ def test_members_of_an_ensemble_get_their_inputs(lm: TextModel, plain: list[int]
 
 def test_auto_stands_for_what_was_measured_for_the_target(lm: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     row = MeasuredDefault(drafter="prompt-lookup", options={"length": 3}, measured="in this test")
-    monkeypatch.setattr(measured_defaults, "DEFAULTS", {lm.name: row})
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: row})
     out = lm.generate(PROMPT, raw=True, max_new_tokens=24)
     assert out.trace.method == "prompt-lookup" and max(len(step.drafted) for step in out.trace.steps) <= 3
     out = lm.generate(PROMPT, raw=True, max_new_tokens=4, drafter_options={"max_guesses": 2})
@@ -181,7 +181,7 @@ def test_a_published_draft_model_is_used_where_one_is_needed(
     lm: TextModel, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = MeasuredDefault(draft_model=str(folder))
-    monkeypatch.setattr(measured_defaults, "DEFAULTS", {lm.name: row})
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: row})
     assert {"draft-model", "dynamic-tree", "specexec", "cross-vocabulary"} <= set(lm.drafters.ready)
     out = lm.generate(PROMPT, raw=True, max_new_tokens=16, drafter="draft-model")
     assert out.trace.summary().acceptance_rate == 1  # it is the target itself
@@ -189,6 +189,6 @@ def test_a_published_draft_model_is_used_where_one_is_needed(
 
 def test_published_draft_models_have_the_targets_tokens() -> None:
     """Both are of the catalogue, and their licences are said there."""
-    for target, row in measured_defaults.DEFAULTS.items():
+    for target, row in measurements.DEFAULTS.items():
         for name in (target, row.draft_model):
             assert name is None or (ASSETS[name].language_model and ASSETS[name].licence)

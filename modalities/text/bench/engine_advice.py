@@ -25,7 +25,7 @@ from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.text.bench import llama_cpp
 from outrider.text.bench.advice import Study
 from outrider.text.bench.peers import PEERS, find_model
-from outrider.text.measured_defaults import draft_model_of
+from outrider.text.measurements import draft_model_of
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 13, 17)
 
