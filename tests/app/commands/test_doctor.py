@@ -11,6 +11,7 @@ import pytest
 from outrider.app.commands import doctor
 from outrider.app.commands.doctor import PACKAGES, Package, check_cache, check_gpu, check_package, check_unused
 from outrider.app.options import file_size
+from outrider.core.errors import install_command
 
 NEEDED = Package("numpy", ("numpy",), "everything")
 OPTIONAL = Package("gradio", ("gradio",), "the app", needed=False, extra="app")
@@ -29,7 +30,7 @@ def test_a_package_that_imports_works() -> None:
     ("package", "version", "error", "state", "fix"),
     [
         (NEEDED, None, None, "absent", "pip install numpy"),
-        (OPTIONAL, None, None, "absent", 'pip install "outrider[app]"'),
+        (OPTIONAL, None, None, "absent", install_command("app").removeprefix("pip ")),
         (NEEDED, "2.4.6", "ImportError: bad", "broken", "pip install --force-reinstall --no-deps numpy"),
         (doctor.TORCHAUDIO, "2.11.0", "OSError: libcudart", "broken", "outrider doctor --fix"),
         (NEEDED, "2.4.6", "OSError: torchaudio/lib/_torchaudio.so", "broken", "outrider doctor --fix"),

@@ -27,7 +27,8 @@ def test_a_published_image_model_draws(tmp_path: Path) -> None:
         for part in TINY.janus(layers - 2, layers):
             part.save_pretrained(tmp_path / name)
     file = tmp_path / "drawn.png"
-    named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
+    models = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--dtype", "float32")
+    named = (*models, "--drafter", "draft-model")
     done = run("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
     assert done.exit_code == 0, done.output
     assert "64 codes in" in done.output and "64 of 64 codes" in done.output
@@ -53,7 +54,8 @@ def test_a_published_speech_model_speaks(tmp_path: Path) -> None:
         tmp_path / "big"
     )
     file = tmp_path / "waltz.wav"
-    named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
+    models = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--dtype", "float32")
+    named = (*models, "--drafter", "draft-model")
     done = run(
         "speech",
         "a slow waltz",
