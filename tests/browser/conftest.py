@@ -44,6 +44,12 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def axe() -> Any:
+    """Judges the accessibility of a page: `axe.run(page)`."""
+    return pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+
+
 class Visit:
     """An open page, with the JavaScript errors it raised, what its Content-Security-Policy blocked, and the requests it
     sent to other hosts."""

@@ -275,8 +275,7 @@ def test_the_narration_moves_the_stepper(view: Open) -> None:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(320, "light"), (320, "dark"), (1400, "light"), (1400, "dark")])
-def test_every_kind_fits_and_axe_finds_nothing(view: Open, width: int, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+def test_every_kind_fits_and_axe_finds_nothing(view: Open, axe: Any, width: int, theme: str) -> None:
     page = view("", width, theme)
     shown = [
         ("text-random-numbers-decide", "guesses"),
