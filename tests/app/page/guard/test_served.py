@@ -206,18 +206,16 @@ def test_little_is_kept_of_a_session_that_opened_a_trace(served: Served) -> None
     state = served.sessions["reader"]
     assert sent > len(file) and len(str(state.config_values)) < 400_000 < sent
     assert not any(isinstance(value, Recording) for value in state.state_data.values())
-    replies = [served.predict("reader", "_back_3", [1_000]), served.predict("stranger", "_back_3", [2])]
-    assert "Target pass 999 of 2000" in replies[0].text and "was released to make room" in replies[1].text
 
 
 def test_few_sessions_are_kept(served: Served) -> None:
     for number in range(SESSIONS + 20):
-        assert served.predict(f"visitor{number}", "_theory", [0.5, 0.1, 3, 0.02]).status_code == 200
+        assert served.predict(f"visitor{number}", "_imagine", [0.5, 0.1, 3, 0.02]).status_code == 200
     assert len(served.sessions) == SESSIONS and f"visitor{SESSIONS + 19}" in served.sessions
 
 
 def test_a_visitor_who_leaves_is_forgotten(served: Served) -> None:
-    assert served.predict("leaver", "_theory", [0.5, 0.1, 3, 0.02]).status_code == 200
+    assert served.predict("leaver", "_imagine", [0.5, 0.1, 3, 0.02]).status_code == 200
     assert "leaver" in served.sessions
     with served.http.stream("GET", "gradio_api/heartbeat/leaver") as stream:
         next(stream.iter_lines())
