@@ -68,6 +68,7 @@ class Pearl:
         if not any(self._going):
             return
         rows, size, rng, device = draft.rows, draft.size, self._rng, draft.tokens.device
+        going = upload(self._going, device)
         rng.reserve(self.length)
         tokens, parents = draft.tokens, Tree.chain(size, device).parents.expand(rows, -1)
         scores = self._score(Draft.guess(tokens, Tree.chain(size, device), torch.ones_like(draft.live)), None)
@@ -75,7 +76,7 @@ class Pearl:
         drawn, distributions = list[Tensor](), list[Distribution]()
         for level in range(self.length):
             distributions.append(scores.distributions(row))
-            drawn.append(rng.sample(distributions[-1].column(0), level, Purpose.DRAW, self._open))
+            drawn.append(rng.sample(distributions[-1].column(0), level, Purpose.DRAW, going))
             if level + 1 == self.length:
                 break
             tokens, parents = torch.cat([tokens, drawn[-1][:, None]], 1), torch.cat([parents, above], 1)
@@ -88,7 +89,6 @@ class Pearl:
                 ),
                 above + 1,
             )
-        going = upload(self._going, device)
         self._late = Draft.drawn(drawn[0][:, None], distributions[0], going[:, None])
         self._next = None
         if self.length > 1:
