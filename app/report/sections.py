@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FREE = (
-    "jacobi,prompt-lookup,input-guided,rest,anpd,n-grammys,lookahead,suffix,token-recycling,sparse-cache,ensemble,"
-    "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
-    "auto"
+    "jacobi,prompt-lookup,input-guided,rest,anpd,n-grammys,lookahead,suffix,sam-decoding,token-recycling,sparse-cache,"
+    "ensemble,draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,"
+    "guarded,auto"
 )
 _SHORTER = "draft-verify,swift,draft-on-the-fly"
 _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"

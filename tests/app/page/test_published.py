@@ -73,7 +73,7 @@ def test_a_cancelled_sound_is_empty(tmp_path: Path) -> None:
     assert backend.description == named["model"]
     live = backend.begin(checked(backend, {"prompt": "a slow waltz", "max_new_tokens": 6}))
     step = next(live)
-    assert "round 1" in live.preview() and "outrider.speech model" in backend.description
+    assert "or-playhead" in live.preview() and "outrider.speech model" in backend.description
     live.close()
     recording = live.recording()
     assert recording.sound == "" and recording.trace.tokens() == list(step.emitted)
