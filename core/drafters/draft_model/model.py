@@ -262,9 +262,9 @@ class _Tree(_ModelDrafter):
         depth = min(len(self.starts) - 1, max(int(room.max()), 0))
         return [(self.starts[level], self.starts[level + 1]) for level in range(depth)]
 
-    def _at_once(self, left: Tensor, rng: CounterRNG, *, sampled: bool) -> tuple[Draft, Tensor] | None:
+    def _at_once(self, room: Tensor, left: Tensor, rng: CounterRNG, *, sampled: bool) -> tuple[Draft, Tensor] | None:
         """The draft and each node's probability given its parent, drawn in one call a row where the model can."""
-        levels = self.levels(left)
+        levels = self.levels(room)  # on the host, unlike `left`
         drawn = drawn_at_once(self.model, self.parents[: levels[-1][1]] if levels else (), left, rng, sampled=sampled)
         if drawn is not None:
             self.bytes_read += self.model.weight_bytes * len(levels)
@@ -288,7 +288,7 @@ class SampledTree(_Tree):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
-        if not self.replacement and (at_once := self._at_once(left, rng, sampled=True)) is not None:
+        if not self.replacement and (at_once := self._at_once(room, left, rng, sampled=True)) is not None:
             return at_once[0]
         rng.reserve(len(self.parents))
         rows = len(room)
@@ -350,7 +350,7 @@ class TopKTree(_Tree):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
-        if (at_once := self._at_once(left, rng, sampled=False)) is not None:
+        if (at_once := self._at_once(room, left, rng, sampled=False)) is not None:
             return replace(at_once[0], belief=at_once[1].double())
         draft = Draft.empty(len(room), rng.device)
         tokens, belief = draft.tokens, draft.tokens.double()
