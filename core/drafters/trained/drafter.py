@@ -80,7 +80,7 @@ class ParallelTree(TopKTree):
             self._start(room, rng)
             return Draft.empty(len(room), rng.device)
         shape, read = self.parents[: levels[-1][1]], self.bytes_read
-        if self.nodes is None and not self.min_probability:
+        if rng.device.type == "cpu" and self.nodes is None and not self.min_probability:
             left = self._start(room, rng)
             if (drawn := drawn_at_once(self.model, tuple(shape), left, rng, sampled=False)) is not None:
                 self.bytes_read = read + self.model.weight_bytes
