@@ -54,5 +54,5 @@ def test_g722_is_decoded() -> None:
 
 def test_the_error_without_pyav_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(module.MissingPyAV, match=r"pip install 'outrider\[judges\]'"):
+    with pytest.raises(module.MissingPyAV, match=r"pip install .*\[judges\]"):
         encode_opus(tone(440, 0.1))
