@@ -52,7 +52,8 @@ void relaxed_chances(const Walk<T>& w, int64_t level, const T* p, const T* left,
             each([&](int64_t i) { return all ? T(1) : strict(left[i], q[i]); });
         }
     }
-    for (int64_t end = 0; end < w.end_count; end++) f[w.ends[end]] = strict(left[w.ends[end]], q[w.ends[end]]);
+    for (int64_t end = 0; end < w.end_count; end++)
+        if (const int64_t token = w.ends[end]; token >= 0 && token < width) f[token] = strict(left[token], q[token]);
     for (int64_t i = 0; i < width; i++) f[i] = std::min(std::max(f[i], T(0)), T(1));
 }
 
@@ -70,6 +71,7 @@ void relaxed_level(const Walk<T>& w, int64_t row, int64_t level, const Distribut
         const int64_t at = base + kid, token = w.tokens[at];
         if (!w.able[at]) continue;
         const int64_t source = w.drafted.probs ? w.source[at] : -1;
+        const bool known = token >= 0 && token < width;  // else the target never emits it
         const T* q;
         T own = 1;
         if (source >= 0) {
@@ -83,7 +85,7 @@ void relaxed_level(const Walk<T>& w, int64_t row, int64_t level, const Distribut
             q = aligned(drawn, p, w.vocabulary, scratch);
         } else {
             scratch.aligned.assign(width, 0);
-            scratch.aligned[token] = 1;
+            if (known) scratch.aligned[token] = 1;
             q = scratch.aligned.data();
         }
         T* const f = scratch.chances.data();
@@ -91,9 +93,9 @@ void relaxed_level(const Walk<T>& w, int64_t row, int64_t level, const Distribut
         if (hit < 0) {
             const double uniform = w.accept[row * w.numbers + kid];
             w.tried[at] = true;
-            w.p[at] = left[token];
+            w.p[at] = known ? left[token] : T(0);
             w.q[at] = own;
-            w.chance[at] = f[token];
+            w.chance[at] = known ? f[token] : T(0);
             if (uniform < w.chance[at]) {
                 hit = kid;
                 w.relaxed[row * w.depth + level] = uniform >= strict(w.p[at], own);

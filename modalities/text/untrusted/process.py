@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.paths import cache_folder
 
 _SECONDS, _MEGABYTES = 5.0, 500
+_PATIENCE = 12  # times its seconds on the clock, however little of the processor the child had
 _LARGE = 4  # megabytes from which a tokenizer file has more of both
 
 
@@ -28,7 +30,8 @@ class UntrustedError(OutriderError):
 
 
 class BoundedProcess:
-    """One child, started with the first request and again after it was stopped; requests take turns."""
+    """One child, started with the first request and again after it was stopped; requests take turns. `seconds` are of
+    the processor where that can be read, so that a busy machine stops nothing that is harmless."""
 
     def __init__(self, seconds: float = _SECONDS, megabytes: int = _MEGABYTES) -> None:
         self.seconds, self.megabytes = seconds, megabytes
@@ -41,9 +44,8 @@ class BoundedProcess:
         with self._lock:
             child = self._started()
             assert child.stdin is not None and child.stdout is not None
-            timer = threading.Timer(self.seconds, child.kill)
-            timer.daemon = True
-            timer.start()
+            done = threading.Event()
+            threading.Thread(target=_bound, args=(child, self.seconds, done), daemon=True).start()
             try:
                 child.stdin.write(json.dumps({"action": action, "arguments": arguments}) + "\n")
                 child.stdin.flush()
@@ -51,7 +53,7 @@ class BoundedProcess:
             except (OSError, ValueError):
                 line = ""
             finally:
-                timer.cancel()
+                done.set()
             if not line:
                 child.communicate()  # closes its pipes
                 code, self._child = child.returncode, None
@@ -77,6 +79,27 @@ class BoundedProcess:
                 self._child.kill()
                 self._child.communicate()
             self._child = None
+
+
+def _bound(child: subprocess.Popen[str], seconds: float, done: threading.Event) -> None:
+    """Kill the child when it has used its time, unless it is done before."""
+    began, used = time.monotonic(), _processor_seconds(child.pid) or 0.0
+    left = seconds
+    while not done.wait(max(left, 0.02)):
+        waited, now = time.monotonic() - began, _processor_seconds(child.pid)
+        left = seconds - (waited if now is None else now - used)
+        if left <= 0 or waited >= _PATIENCE * seconds:
+            child.kill()
+            return
+
+
+def _processor_seconds(pid: int) -> float | None:
+    """The processor time of a process; None where /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 @functools.cache
