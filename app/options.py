@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Defaults, so that `outrider --help` need not import the methods; a test compares them with the modalities' own.
 TEXT_DRAFTER, IMAGE_DRAFTER, SPEECH_DRAFTER, LOOKUP_DRAFTER = "auto", "jacobi", "jacobi", "prompt-lookup"
 RULE = "exact"
+PLOT_ENDINGS = (".png", ".svg", ".pdf")  # of figures that matplotlib draws
 COMMON_ENDINGS = (".png", ".jpg", ".webp", ".svg", ".pdf")  # of pictures, for messages
 DEVICE = DTYPE = "auto"  # the best device of the machine, and the precision for it
 

@@ -104,7 +104,8 @@ class ContinuousBatch:
 
     def add(self, prompt: Sequence[int], max_new_tokens: int, *, seed: int = 0) -> int:
         """Queue a request -> its number. Its output equals that of `decode` for it alone with `seed=[seed]`, up to
-        rounding; under sampling not with drafters that choose by the number of rows: guarded, adaptive, auto."""
+        rounding; under sampling not with drafters that choose by the number of rows (guarded, adaptive, auto) or learn
+        from earlier requests (swift)."""
         check_prompt(prompt, self.target.vocabulary, f"request {self._next}'s prompt")
         if max_new_tokens < 1:
             raise InvalidOption(f"max_new_tokens is {max_new_tokens}; it must be 1 or more")

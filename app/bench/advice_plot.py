@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.core.advice.advise import Advice
-from outrider.core.errors import InvalidOption
 
 _LINES = 5  # drafters of the left picture
 
@@ -16,8 +15,6 @@ def draw(given: Advice, sizes: Sequence[int], path: Path) -> None:
     """Write the picture; the file's suffix says the format."""
     from matplotlib.figure import Figure
 
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidOption(f"{path} must end in .png, .svg or .pdf")
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for each in given.best[:_LINES]:

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.options import DEVICE, DTYPE, Device, JsonFile, TextDraftModel, TextDtype, TextModelName, TextPrompts
+from outrider.app.options import (
+    DEVICE,
+    DTYPE,
+    PLOT_ENDINGS,
+    Device,
+    JsonFile,
+    TextDraftModel,
+    TextDtype,
+    TextModelName,
+    TextPrompts,
+    writable,
+)
 from outrider.app.options import names as parse_names
 
 if TYPE_CHECKING:
@@ -44,7 +55,11 @@ def advise(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the speedup by draft length and batch size, as .png, .svg or .pdf."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw the speedup by draft length and batch size, as .png, .svg or .pdf.",
+            callback=lambda path: writable(path, PLOT_ENDINGS),
+        ),
     ] = None,
     dtype: TextDtype = DTYPE,
     device: Device = DEVICE,

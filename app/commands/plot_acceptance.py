@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.app.options import writable
+from outrider.app.options import PLOT_ENDINGS, writable
 
 if TYPE_CHECKING:
     from outrider.core.training.acceptance_curve import DrafterCurve
@@ -33,7 +33,7 @@ def plot_acceptance(
             "-o",
             metavar="FILE",
             help="Write the plot to a .png, .svg or .pdf file.",
-            callback=lambda path: writable(path, (".png", ".svg", ".pdf")),
+            callback=lambda path: writable(path, PLOT_ENDINGS),
         ),
     ] = Path("acceptance.png"),
 ) -> None:

@@ -45,10 +45,9 @@ def policy(script: str, style: str) -> str:
 
 
 def recordings() -> dict[str, Path]:
-    """The bundled recordings by name: those of the narration, and those of the demo page."""
-    app = Path(str(resources.files("outrider.app")))
-    found = {file.stem: file for folder in ("traces", "viewer/recordings") for file in (app / folder).glob("*.json")}
-    return dict(sorted(found.items()))
+    """The bundled recordings by name, of which the narration shows some."""
+    folder = Path(str(resources.files("outrider.app"))) / "traces"
+    return {file.stem: file for file in sorted(folder.glob("*.json"))}
 
 
 def title(name: str) -> str:

@@ -2,8 +2,8 @@
 
 While a draft is verified, the draft model predicts the outcome and drafts after each likely one: Speculative
 Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), where an outcome is the number of accepted guesses and the
-token that follows. The loop runs `draft_ahead` during
-the target pass, in its own thread (on a GPU, on its own stream). Independent of the target.
+token that follows. The loop runs `draft_ahead` during the target pass, in its own thread (on a GPU, on its own stream).
+Independent of the target.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ def test_the_advice_in_words_and_as_a_picture(tmp_path: Path) -> None:
     assert lines(advise(machine, [nothing]))[0].startswith("Don't draft: the best drafter, x, yields 1.00 tokens")
     draw(given, (1, 4), tmp_path / "a.svg")
     assert "draft tokens" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(InvalidOption, match="must end in"):
-        draw(given, (1, 4), tmp_path / "a.txt")
+    result = CliRunner().invoke(cli, ["advise", "--plot", str(tmp_path / "a.txt")])
+    said = " ".join(result.output.replace("│", "").split())
+    assert result.exit_code == 2 and "must end in .png" in said  # before anything is measured
 
 
 @pytest.mark.parametrize("sizes", ["a", "0", "1,,2"])
