@@ -40,7 +40,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_and_options_of_pages_exist(command: str) -> None:
     name, *rest = shlex.split(command)
-    names = [name, *rest[:1]] if name in ("bench", "export", "datastore") else [name]
+    names = [name, *rest[:1]] if name in ("bench", "export", "datastore", "trace") else [name]
     result = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, command
     assert all(option.partition("=")[0] in result.stdout for option in rest if option.startswith("--"))

@@ -60,8 +60,6 @@ def chip(device: str) -> Drawing:
     """The device, and the load of this machine."""
     load, cores = load_average(), os.cpu_count() or 1
     busy = load > cores * (1 + BUSY)
-    state = "CPU busy: timings unreliable" if busy else "quiet"
-    return Drawing(
-        f'<span class="or-chip{" or-busy" if busy else ""}">{safe(device)} · load {load:.1f} of {cores} cores · '
-        f"{state}</span>"
-    )
+    state = " · CPU busy: timings unreliable" if busy else "" if is_busy(load) else " · quiet"
+    said = f"{safe(device)} · load {load:.1f} of {cores} cores{state}"
+    return Drawing(f'<span class="or-chip{" or-busy" if busy else ""}">{said}</span>')

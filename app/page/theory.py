@@ -29,7 +29,7 @@ class Estimate:
     acceptance: float = 0.7  # of a guess whose predecessors were accepted
     cost: float = 0.1  # of a guess, in plain target passes
     length: float = 4.0  # guesses in a row, on average
-    growth: float = 0.02  # cost of checking each further token, in plain target passes
+    growth: float = 0.02  # cost of checking each further token, in plain target passes; known after a race
     tokens: float | None = None  # per target pass
     speedup: float | None = None  # measured, if plain decoding was run too
 
@@ -50,7 +50,7 @@ def estimate(recording: Recording | None) -> Estimate:
     plain = recording.plain.trace.summary() if recording.plain is not None else None
     base = plain.times.score / max(plain.target_passes, 1) if plain else own
     cost = sum(step.times.draft for step in drafting) / max(depths, 1) / base if base else 0.0
-    growth = (own / base - 1) / max(length, 1) if base else 0.0
+    growth = (own / base - 1) / max(length, 1) if plain and base else Estimate.growth
     ratios = speedups(recording) if recording.plain is not None else []
     measured = ratios[len(ratios) // 2] if ratios else None
     near = (round(min(max(value, 0.0), high), 2) for value, high in ((acceptance, 1), (cost, 1), (growth, 0.5)))
@@ -69,6 +69,11 @@ def advice(run: Estimate) -> str:
     """What would gain most for a run, by the theory."""
     if run.tokens is None:
         return "After a run with guesses, its own acceptance and costs stand here."
+    found = (
+        f"In this run {run.acceptance:.0%} of the guesses that counted were accepted, a guess cost {run.cost:.0%} of "
+    )
+    if run.speedup is None:
+        return f"{found}a target pass. Race measures what checking several tokens costs; a common value stands below."
     now = _best(run.acceptance, run.cost, run.growth)[1]
     gains = {
         "a drafter whose guesses are accepted more often (10 points)": _best(
@@ -79,10 +84,7 @@ def advice(run: Estimate) -> str:
     }
     best, gain = max(gains.items(), key=lambda item: item[1])
     length = _best(run.acceptance, run.cost, run.growth)[0]
-    text = (
-        f"In this run {run.acceptance:.0%} of the guesses that counted were accepted, a guess cost {run.cost:.0%} of a "
-        f"target pass, and checking one more guess in a row {run.growth:.0%}. "
-    )
+    text = f"{found}a target pass, and checking one more guess in a row {run.growth:.0%}. "
     if length == 0:
         text += "At these costs no draft pays. "
     elif abs(length - run.length) > 1:
@@ -113,8 +115,8 @@ def theory(acceptance: float, cost: float, length: int, growth: float, run: Esti
     by_acceptance = [(i / 50, speedup(i / 50, length, cost, verify(length + 1))) for i in range(51)]
     tokens = [(float(k), expected_tokens(acceptance, k)) for k in range(_LONGEST + 1)]
     caption = (
-        f"{expected_tokens(acceptance, length):.2f} tokens per target pass, {here:.2f} times as fast as plain "
-        f"decoding. The best draft length is {best} ({gain:.2f} times). A draft of length {length} "
+        f"The theory gives {expected_tokens(acceptance, length):.2f} tokens per target pass and {here:.2f} times the "
+        f"speed of plain decoding. The best draft length is {best} ({gain:.2f} times). A draft of length {length} "
         + ("never breaks even." if bound > 1 else f"breaks even at an acceptance rate of {bound:.0%}.")
     )
     spots = [(length, here, f"{here:.2f} x"), (acceptance, here, f"{here:.2f} x")]

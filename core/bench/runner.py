@@ -305,7 +305,10 @@ def note(fields: Mapping[str, Any], total: Summary, cost: PassCost | None) -> st
     if cost is not None and length:
         per_token = total.times.draft / passes / length / cost(1)
         bound = break_even(length, per_token, cost.relative(length + 1))
-        text += ", no rate breaks even" if bound > 1 else f", a chain of {length} breaks even at {bound:.0%}"
+        if bound > 1:
+            text += ", no rate breaks even"
+        elif bound > fields["acceptance_rate"]:  # else the time goes elsewhere, which the theory leaves out
+            text += f", a chain of {length} breaks even at {bound:.0%}"
     return text + ")"
 
 

@@ -85,9 +85,9 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
     if head is not None and drafter == AUTO.name:
         drafter = drafter_inputs.drafters_of_head(model, head)[-1]
     drafter_options = options.drafter_options
-    default = default_of(model.name)
-    if drafter == AUTO.name and default.drafter is not None and not drafter_options:
-        drafter, drafter_options = default.drafter, default.options
+    if drafter == AUTO.name and not drafter_options:
+        default = default_of(model.name)
+        drafter, drafter_options = default.drafter or drafter, default.options
     return catalogue.drafter(
         drafter,
         drafter_options,

@@ -66,6 +66,9 @@ def test_any_token_opens_a_card_by_click_keyboard_and_touch(visit: Open) -> None
     seen = visit()
     seen.page.locator("#text-out .or-d:not(.or-later)").first.click()
     assert "p, target" in seen.text("[role=dialog]") and "guessed and accepted" in seen.text("[role=dialog]")
+    seen_color = "one => [getComputedStyle(one).backgroundColor, one.offsetWidth / one.parentElement.offsetWidth]"
+    color, share = seen.page.locator("[role=dialog] .or-meter-fill.or-p").first.evaluate(seen_color)
+    assert color == "rgb(0, 114, 178)" and abs(share - float(seen.text("[role=dialog] .or-meter-value"))) < 0.01
     seen.page.keyboard.press("Escape")
     assert seen.page.locator("[role=dialog]").count() == 0
     seen.page.focus("#text-out .or-lane:last-child .or-tokens")

@@ -62,7 +62,10 @@ class TextBackend:
 
     @property
     def description(self) -> str:
-        return self._lazy.description
+        if not self.loaded:
+            return self._lazy.description
+        lm = self.load()
+        return f"{lm.name}, {lm.dtype}, {lm.device}"
 
     @property
     def loaded(self) -> bool:

@@ -88,7 +88,7 @@ class Overlapped:
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = upload(room, rng.device)
-        self._open, self._going = left >= 0, (room > 0).tolist()
+        self._open, self._drafting, self._going = left >= 0, left > 0, (room > 0).tolist()
         self._rng, self._prepared = rng.fork(_PREPARED), None
         rows = len(room)
         hits = [known and going for known, going in zip(self._host_hit, self._going, strict=True)]
@@ -153,7 +153,7 @@ class Overlapped:
         rows, (count, size) = draft.rows, (at.shape[1], draft.size)
         rng, device = self._rng, draft.tokens.device
         rng.reserve(count * self.length)
-        alive = self._open[:, None].expand(-1, count)
+        alive = self._drafting[:, None].expand(-1, count)
         tokens, parents, above = draft.tokens, shape.parents.expand(rows, -1), at - 1
         drawn, distributions = list[Tensor](), list[Distribution]()
         for level in range(self.length):
