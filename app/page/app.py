@@ -54,29 +54,35 @@ def backends(
     """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`;
     `text` names another language model."""
     image, speech = (None if weights is None else weights / name for name in ("image", "speech"))
-    usual = usual_dtype(usable_device(device))
+    usual = _precision(device)
     return {
-        "text": TextBackend(device=device, dtype=usual if dtype in (None, AUTO) else dtype, spec=text),
+        "text": TextBackend(device=device, dtype=_precision(device, dtype), spec=text),
         "image": ImageBackend(device=device, dtype=usual, folder=image),
         "speech": SpeechBackend(device=device, dtype=usual, folder=speech),
     }
+
+
+def _precision(device: str, dtype: str | None = None) -> str:
+    return usual_dtype(usable_device(device)) if dtype is None or dtype == AUTO else dtype
 
 
 def build(
     shown: Mapping[str, Backend] | None = None,
     compared: Mapping[str, Backend] | None = None,
     device: str = "cpu",
+    dtype: str | None = None,
 ) -> gr.Blocks:
-    """The page, whose models run on `device`. `shown` are the backends of the modality tabs, `compared` of the Lab
-    tab (by default the same)."""
+    """The page, whose models run on `device`, the language model in `dtype` (by default the device's usual one).
+    `shown` are the backends of the modality tabs, `compared` of the Lab tab (by default the same)."""
     shown = backends() if shown is None else shown
     kept = KeptRecordings()
+    chip_now = partial(device_load.chip, device_name(device), _precision(device, dtype))
     queue = RunQueue(validate.WAITING, lambda: waiting_runs(page))
     tabs = {name: ModalityTab(backend, queue, kept) for name, backend in shown.items()}
     with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(600, 600)) as page:
         with gr.Row(elem_classes=["or-head"]):
             gr.HTML(theme.HEAD, js_on_load=theme.script())
-            chip = gr.HTML(device_load.chip(device_name(device)), elem_id="device-chip")
+            chip = gr.HTML(chip_now(), elem_id="device-chip")
         with gr.Tabs(elem_id="tabs") as container:
             for name, tab in tabs.items():
                 with gr.Tab(tab.backend.title, id=name, elem_id=f"tab-{name}") as shown_tab:
@@ -98,7 +104,7 @@ def build(
             query = {key[:40]: value for key, value in list(dict(request.query_params).items())[:40]}
             selected = gr.Tabs(selected=TABS[query["panel"]]) if query.get("panel") in TABS else gr.skip()
             updates = (update for tab in tabs.values() for update in tab.from_query(query))
-            return [selected, device_load.chip(device_name(device)), *updates]
+            return [selected, chip_now(), *updates]
 
         page.load(apply_query, None, [container, *outputs], queue=False, api_visibility="private", **NO_PROGRESS)
 
@@ -189,11 +195,11 @@ def serve(
     shown = dict(ours)
     if vllm:
         shown["text"] = VllmBackend(vllm)
-    precision = "float32" if device == "cpu" else usual_dtype(usable_device(device))
+    precision = "float32" if device == "cpu" else _precision(device)
     for name, named in published.items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
-    page = build(shown, ours, device)
+    page = build(shown, ours, device, dtype)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

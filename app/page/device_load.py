@@ -56,10 +56,10 @@ def warning(cores: object) -> str:
     return f"other programs kept {cores:.1f} of {os.cpu_count()} cores busy, so timings are unreliable"
 
 
-def chip(device: str) -> Drawing:
-    """The device, and the load of this machine."""
+def chip(device: str, dtype: str) -> Drawing:
+    """The device, the weights' precision, and the load of this machine."""
     load, cores = load_average(), os.cpu_count() or 1
     busy = load > cores * (1 + BUSY)
     state = " · CPU busy: timings unreliable" if busy else "" if is_busy(load) else " · quiet"
-    said = f"{safe(device)} · load {load:.1f} of {cores} cores{state}"
+    said = f"{safe(device)} · {safe(dtype)} · load {load:.1f} of {cores} cores{state}"
     return Drawing(f'<span class="or-chip{" or-busy" if busy else ""}">{said}</span>')
