@@ -83,6 +83,18 @@ def tokens_per_pass(outputs: Iterable[Any]) -> Interval:
     return ratio([sum(len(step.emitted) for step in row) for row in rows], [len(row) for row in rows])
 
 
+def by_prompt(outputs: Iterable[Any]) -> list[float]:
+    """Tokens per target pass of each result or row, for paired differences."""
+    rows = [row for output in outputs for row in _rows(output)]
+    return [sum(len(step.emitted) for step in row) / len(row) for row in rows]
+
+
+def equivalents_per_token(outputs: Iterable[Any]) -> Interval:
+    """Target-equivalents per token: the passes of all models, weighted by the bytes of weights that they read."""
+    rows = [row for output in outputs for row in _rows(output)]
+    return ratio([sum(step.cost for step in row) for row in rows], [sum(len(s.emitted) for s in row) for row in rows])
+
+
 def accepted(outputs: Iterable[Any]) -> Interval:
     """The share of the first guesses of drafts that are accepted."""
     firsts = [[bool(step.path) for step in row if step.drafted] for output in outputs for row in _rows(output)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from outrider.app.lessons import drawings, intervals
+from outrider.app.lessons import costs, drawings, intervals
 from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.table_target import TableTarget
@@ -43,3 +47,40 @@ def test_tokens_per_pass_are_those_of_the_summary() -> None:
     assert 0 < intervals.accepted([trace]).value < 1
     drawn = drawings.bars("passes", {"whole": whole, "plain": 1.0}, base=1)
     assert f"({whole.low:.3g} to {whole.high:.3g})" in drawn
+
+
+def _results(drafter: Any, prompts: list[list[int]]) -> list[Any]:
+    """One result for each prompt, with a recorded trace."""
+    target, found = TableTarget(20, sharpness=2.0), []
+    for prompt in prompts:
+        steps = decode(target, drafter, Exact(), [prompt], max_new_tokens=12, sampling=Sampling(temperature=0))
+        trace = Trace(tuple(steps))
+        found.append(SimpleNamespace(trace=trace, tokens=trace.tokens(), prompt=prompt))
+    return found
+
+
+def test_a_round_costs_its_parts() -> None:
+    prompts = [[seed, 3] for seed in range(4)]
+    plain = _results(None, prompts)
+    drafted = _results(DraftModel(TableTarget(20, sharpness=2.0, blur=0.1), length=3), prompts)
+    assert costs.RoundCost.of(plain, plain).total == pytest.approx(1)
+    cost = costs.RoundCost.of(drafted, plain)
+    assert cost.total == pytest.approx(cost.draft + cost.target + cost.rest) and 0 < cost.nodes <= 3
+    tokens, faster = intervals.tokens_per_pass(drafted), costs.speedup(drafted, plain)
+    assert faster.value == pytest.approx(tokens.value / cost.total)
+    assert intervals.equivalents_per_token(plain).value == 1
+    assert np.mean(intervals.by_prompt(drafted)) == pytest.approx(tokens.value, rel=0.1)
+
+
+def test_texts_that_differ_by_more_than_rounding_are_an_error() -> None:
+    prompts = [[seed, 3] for seed in range(3)]
+    lm = SimpleNamespace(target=lambda: TableTarget(20, sharpness=2.0), dtype="float32", end=())
+    plain = _results(None, prompts)
+    assert "token for token." in costs.same_text(lm, plain, plain)
+    gap = [SimpleNamespace(**vars(result)) for result in plain]
+    gap[0].tokens = [*gap[0].tokens[:-1], (gap[0].tokens[-1] + 1) % 20]
+    with pytest.raises(AssertionError, match="more than rounding"):
+        costs.same_text(lm, gap, plain)
+    with pytest.MonkeyPatch.context() as patch:  # the same difference, if rounding could have made it
+        patch.setattr("outrider.text.bench.run.near_tie", lambda dtype: 1e9)
+        assert costs.same_text(lm, gap, plain).startswith("2 of 3 texts")

@@ -246,6 +246,11 @@ def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[f
         target.end()
 
 
+def near_tie(dtype: str) -> float:
+    """The largest gap between the logits of two tokens that rounding may exchange."""
+    return NEAR.get(dtype, _NEAR)
+
+
 def compare(
     plain: Sequence[int], tokens: Sequence[int], *, worst: Callable[[Sequence[int]], float], near: float, end: set[int]
 ) -> Same:
@@ -264,7 +269,7 @@ class Judge:
 
     def __init__(self, lm: TextModel, settings: Settings) -> None:
         self.lm, self.settings = lm, settings
-        self.near = NEAR.get(lm.dtype, _NEAR)
+        self.near = near_tie(lm.dtype)
         self._worst: dict[tuple[str, tuple[int, ...]], float] = {}
         self._target: Target | None = None
 
