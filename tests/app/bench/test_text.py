@@ -7,7 +7,6 @@ import json
 import runpy
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,15 +111,9 @@ def test_wrong_options_are_refused(arguments: list[str], words: str, few: list[s
 
 @pytest.mark.slow
 def test_errors_are_one_line(tmp_path: Path) -> None:
-    command = Path(sysconfig.get_path("scripts")) / "outrider"
-    arguments = ["bench", "text", "--prompts", str(tmp_path / "none.jsonl")]
-    result = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert result.stderr == f"outrider: {tmp_path / 'none.jsonl'} can't be read: No such file or directory\n"
-    result = subprocess.run(
-        [command, "bench", "text", "--num-prompts", "0"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 2
+    missing = CliRunner().invoke(cli, ["bench", "text", "--prompts", str(tmp_path / "none.jsonl")])
+    assert str(missing.exception) == f"{tmp_path / 'none.jsonl'} can't be read: No such file or directory"
+    assert CliRunner().invoke(cli, ["bench", "text", "--num-prompts", "0"]).exit_code == 2
 
 
 def test_a_prompts_file_is_read_before_anything_is_loaded(tmp_path: Path) -> None:
