@@ -235,13 +235,18 @@ ANNEALED = Method(
     name="annealed",
     make=Annealed,
     systems=("COOL-SD",),
-    summary="accepts with probability min(1, w p/q), where w falls with depth; exact at weight = 1",
+    summary="accepts with probability min(1, w p/q), where w falls with depth; exact at weight = 1, nu = 0",
     paper="COOL-SD: annealed relaxation of speculative decoding for autoregressive image generation (arXiv 2601.09212)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    defaults={"image": {"weight": 4.0, "nu": 0.1}},  # the fastest as good as plain decoding (reports/image/judged.json)
-    exact_at={"weight": 1.0},
-    test_options=({"weight": 3.0}, {"weight": 1.5, "nu": 0.0}),
+    defaults={  # windows have no length to average over; images: the fastest as good as plain (reports/image/judged.json)
+        "image": {"weight": 4.0, "nu": 0.1, "length": 0},
+        "speech": {"weight": 2.0, "length": 0},
+        "text": {"weight": 2.0, "length": 0},
+    },
+    ranges={"length": (0, 16, 1)},
+    exact_at={"weight": 1.0, "nu": 0.0},
+    test_options=({"weight": 3.0, "length": 0}, {"weight": 1.5, "nu": 0.0}, {"weight": 2.0, "length": 2}, {}),
 )
 
 BILD = Method(

@@ -189,32 +189,45 @@ class Grouped:
 @dataclass(frozen=True, kw_only=True)
 class Annealed:
     """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), where w decreases with depth, since early acceptances
-    change the distribution of the sequence less. The paper's w is proportional to exp(-nu depth); ours decreases from
-    `weight` to 1 as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. At temperature
-    0, which the paper leaves out, accept if w p exceeds the likeliest token's p. weight = 1 is exact."""
+    change the distribution of the sequence less. As in the paper, w is proportional to exp(-nu depth) and its mean over
+    a draft of `length` tokens is `weight`; positions where w is at most 1 are decided exactly. For drafts of any length,
+    such as windows, `length` 0 is a schedule of our own, never stricter than the strict rule: w decreases from `weight`
+    to 1 as 1 + (weight - 1) exp(-nu depth). At temperature 0, which the paper leaves out, accept if w p exceeds the
+    likeliest token's p. weight = 1 without a decay (nu = 0) is exact."""
 
-    weight: float = 2.0
+    weight: float = 1.1
     nu: float = 0.7
+    length: int = 5
 
     def __post_init__(self) -> None:
         if not 1 <= self.weight < math.inf:
-            raise InvalidOption(f"weight is {self.weight}; it must be 1 (exact) or more")
+            raise InvalidOption(f"weight is {self.weight}; it must be 1 (exact if nu is 0) or more")
         if not self.nu >= 0:
             raise InvalidOption(f"nu is {self.nu}; it must be 0 (the same at every depth) or more")
+        if self.length < 0:
+            raise InvalidOption(f"length is {self.length}; it must be 0 (w decreases to 1) or more")
 
     @property
     def lossless(self) -> bool:
-        return self.weight == 1
+        return self.weight == 1 and (self.nu == 0 or self.length <= 1)
+
+    @property
+    def _schedule(self) -> tuple[float, float]:
+        """a and b of w = a + b exp(-nu depth)."""
+        if not self.length:
+            return 1.0, self.weight - 1
+        return 0.0, self.weight * self.length / sum(math.exp(-self.nu * depth) for depth in range(self.length))
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return strict(left * self._enlarged(depth).to(left.dtype), q)
+        return strict(left * self._scale(depth).to(left.dtype), q)
 
-    def _enlarged(self, depth: Tensor) -> Tensor:
-        return 1 + (self.weight - 1) * torch.exp(-self.nu * depth.double())
+    def _scale(self, depth: Tensor) -> Tensor:
+        least, excess = self._schedule
+        return least + excess * torch.exp(-self.nu * depth.double())
 
     def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
-        return rivals(distribution, distribution.probs * self._enlarged(depth))
+        return rivals(distribution, distribution.probs * self._scale(depth))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        formula = Formula("annealed", (self.weight, self.nu))
+        formula = Formula("annealed", (*self._schedule, self.nu))
         return rejection(draft, scores, rng, self.accept, greedy=self.greedy, formula=formula)

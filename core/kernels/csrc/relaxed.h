@@ -39,7 +39,7 @@ void relaxed_chances(const Walk<T>& w, int64_t level, const T* p, const T* left,
             each([&](int64_t i) { return strict(left[i], a * q[i]); });
             break;
         case kAnnealed: {
-            const T weight = T(1 + (w.settings[0] - 1) * std::exp(-w.settings[1] * level));
+            const T weight = T(w.settings[0] + w.settings[1] * std::exp(-w.settings[2] * level));
             each([&](int64_t i) { return strict(left[i] * weight, q[i]); });
             break;
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -115,14 +118,26 @@ def test_groups_are_codes_as_likely_that_look_alike() -> None:
     torch.testing.assert_close(rule.accept(LAW, P, Q, TOP)[0], wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_annealing_is_strict_in_the_end_and_never_stricter() -> None:
-    rule = Annealed(weight=3.0)
+def test_annealing_without_a_length_is_strict_in_the_end_and_never_stricter() -> None:
+    rule = Annealed(weight=3.0, length=0)
     strict = (P / Q)[0].clamp(max=1)
     last = rule.accept(LAW, P, Q, TOP + 40)[0]
     torch.testing.assert_close(last, strict, atol=1e-9, rtol=0)
     for depth in range(4):
         assert (rule.accept(LAW, P, Q, TOP + depth)[0] >= strict).all()
     assert rule.accept(LAW, P, Q, TOP)[0, 3] == 1 and rule.accept(LAW, P, Q, TOP)[0, 4] == 0
+
+
+def test_annealing_is_on_average_its_weight_and_exact_where_it_is_below_one() -> None:
+    rule, q = Annealed(weight=1.1, nu=0.7, length=5), torch.ones_like(P)  # so that nothing is capped
+    w = [float(rule.accept(LAW, P / 10, q, TOP + depth)[0, 0] / (P[0, 0] / 10)) for depth in range(5)]
+    assert sum(w) / 5 == pytest.approx(1.1)
+    assert all(later / w_ == pytest.approx(math.exp(-0.7)) for w_, later in itertools.pairwise(w))
+    for depth, scale in enumerate(w):
+        f = rule.accept(LAW, P, Q, TOP + depth)
+        left = (P - Q * f).clamp(min=0)
+        emitted = Q * f + (1 - (Q * f).sum()) * left / left.sum()
+        assert (float((emitted - P).abs().sum()) > 1e-3) == (scale > 1), depth
 
 
 def test_options_out_of_range() -> None:

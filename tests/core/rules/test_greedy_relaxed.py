@@ -124,7 +124,8 @@ ENTROPY = -float(torch.xlogy(P, P).sum())
         (Typical(epsilon=1.0, delta=0.25 * math.exp(ENTROPY)), [1, 1, 0, 0, 0]),
         (Lenience(lenience=0.45), [1, 1, 1, 0, 0]),
         (Threshold(threshold=0.7), [1, 1, 0, 0, 0]),
-        (Annealed(weight=1.5), [1, 1, 0, 0, 0]),
+        (Annealed(weight=1.5, length=0), [1, 1, 0, 0, 0]),
+        (Annealed(weight=1.1, nu=0.7, length=5), [1, 1, 1, 0, 0]),  # w = 2.86: 0.57 exceeds 0.4
         (Lantern(k=1, delta=0.25), [1, 0, 0, 0, 0]),  # neighbours: 1, 0, 1, 2, 3; only those of 3 and 4 are light
         (Lantern(k=1, delta=0.35), [1, 0, 1, 0, 0]),  # code 2 with code 1: 0.5
         (LanternPlus(k=1, ratio=1.5), [1, 1, 1, 0, 0]),  # 1 with 0: 0.7; 2 with 1: 0.5; 2 is too heavy for 3
@@ -147,7 +148,7 @@ def test_accepted_tokens_by_hand(rule: Any, wanted: list[int]) -> None:
 
 def test_ties_of_the_likeliest_token_are_no_rivals_at_the_anchor() -> None:
     even = Distribution(torch.tensor([[0.4, 0.4, 0.2]]), None, 3)
-    rules = (Lenience(lenience=1), Threshold(threshold=1), Annealed(weight=1), Lantern(delta=0), LanternPlus(ratio=0))
+    rules = (Lenience(lenience=1), Threshold(threshold=1), Annealed(weight=1, nu=0), Lantern(delta=0), LanternPlus(ratio=0))
     for rule in rules:
         assert not rule.greedy(even, torch.zeros(1, 1)).any()  # type: ignore[attr-defined]
 
