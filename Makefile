@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser shadow gpu gpu-carry gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser shadow laws gpu gpu-carry gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -22,6 +22,10 @@ test-browser: .venv/for-work
 # The whole products of the device suite and 2,000 rounds a trained drafter, on a shadow of a CUDA device.
 shadow: .venv/for-work
 	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow
+
+# The whole products of the enumerations, of which `make test` runs a third of the further options.
+laws: .venv/for-work
+	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/rules
 
 # All that a GPU has to show, in pieces: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image, speech, batches,
 # methods, engines), gpu-recordings. The report skips what this commit has measured. DEVICE=cpu tries the commands without

@@ -40,6 +40,7 @@ from outrider.core.testing.conformance import (
 )
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
+from tests.core.rules.turns import takes_turn
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))
 LIMITS = (3, 2)
@@ -103,8 +104,8 @@ def slowly(names: Iterable[str], quick: Collection[str]) -> list[Any]:
 
 def settings() -> list[Any]:
     """Kinds of drafts meet every rule and sampling (a processor under rules that compare distributions only); further
-    drafters of those kinds meet every rule, and every sampling under the default. The fast part has kinds under
-    every rule, and every drafter under the default, once."""
+    drafters of those kinds meet every rule, and every sampling under the default; further options of a drafter take
+    turns. The fast part has kinds under every rule, and every drafter under the default, once."""
     found = []
     for one in COMBINATIONS:
         method, options, rule = one.values
@@ -117,7 +118,7 @@ def settings() -> list[Any]:
                 and (kind or usual)
                 and (sampling == "T=1" or (kind and usual and sampling in ("penalties, end", "processor")))
             )
-            if kind or rule.name == "exact" or sampling == "T=1":
+            if (kind or usual or sampling == "T=1") and (first or takes_turn(one.id, sampling)):
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(*one.values, sampling, id=f"{one.id}-{sampling}", marks=marks))
     return found

@@ -148,7 +148,13 @@ def test_accepted_tokens_by_hand(rule: Any, wanted: list[int]) -> None:
 
 def test_ties_of_the_likeliest_token_are_no_rivals_at_the_anchor() -> None:
     even = Distribution(torch.tensor([[0.4, 0.4, 0.2]]), None, 3)
-    rules = (Lenience(lenience=1), Threshold(threshold=1), Annealed(weight=1, nu=0), Lantern(delta=0), LanternPlus(ratio=0))
+    rules = (
+        Lenience(lenience=1),
+        Threshold(threshold=1),
+        Annealed(weight=1, nu=0),
+        Lantern(delta=0),
+        LanternPlus(ratio=0),
+    )
     for rule in rules:
         assert not rule.greedy(even, torch.zeros(1, 1)).any()  # type: ignore[attr-defined]
 

@@ -35,6 +35,7 @@ from outrider.core.testing.conformance import (
     trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
+from tests.core.rules.turns import takes_turn
 
 needs_compiler = pytest.mark.skipif(native_walk.library() is None, reason="there is no compiler")
 PROMPTS = ((0, 1), (2, 1, 0, 1))
@@ -97,8 +98,8 @@ def distance(
 
 
 def settings() -> list[Any]:
-    """Every kind of draft under every rule and sampling; the fast part has those with compiled code, and every way to
-    renew a window."""
+    """Every kind of draft under every rule and sampling, further options in turns; the fast part has those with
+    compiled code, and every way to renew a window."""
     cases = []
     for name in KINDS:
         for number, options in enumerate(DRAFTERS[name].test_options):
@@ -115,6 +116,8 @@ def settings() -> list[Any]:
                     )
                     marks = [] if quick else [pytest.mark.slow]
                     case = f"{name}{number}-{rule.name}-{sampling}"
+                    if number and not quick and not takes_turn(case, sampling):
+                        continue
                     cases.append(pytest.param(DRAFTERS[name], options, rule, sampling, id=case, marks=marks))
     return cases
 

@@ -201,11 +201,11 @@ def test_training_improves_drafts_as_simulated(method: Method, measured: Any) ->
     before = judged(learner, teacher, held)
     optimiser = torch.optim.AdamW(learner.parameters(), lr=4e-3)
     loss = resolve("kl")
+    batches = [read(teacher, known[start : start + 45], learner.needs) for start in range(0, len(known), 45)]
     curve = []
+    learner.train()
     for step in range(90):
-        part = known[(step * 45) % 180 : (step * 45) % 180 + 45]
-        learner.train()
-        value = learner(read(teacher, part, learner.needs), loss)
+        value = learner(batches[step % len(batches)], loss)
         value.backward()
         torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
         optimiser.step()
