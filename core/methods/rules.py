@@ -239,7 +239,8 @@ ANNEALED = Method(
     paper="COOL-SD: annealed relaxation of speculative decoding for autoregressive image generation (arXiv 2601.09212)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    defaults={  # windows have no length to average over; images: the fastest as good as plain (reports/image/judged.json)
+    # windows have no length to average over; images: the fastest as good as plain (reports/image/judged.json)
+    defaults={
         "image": {"weight": 4.0, "nu": 0.1, "length": 0},
         "speech": {"weight": 2.0, "length": 0},
         "text": {"weight": 2.0, "length": 0},

@@ -190,10 +190,10 @@ class Grouped:
 class Annealed:
     """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), where w decreases with depth, since early acceptances
     change the distribution of the sequence less. As in the paper, w is proportional to exp(-nu depth) and its mean over
-    a draft of `length` tokens is `weight`; positions where w is at most 1 are decided exactly. For drafts of any length,
-    such as windows, `length` 0 is a schedule of our own, never stricter than the strict rule: w decreases from `weight`
-    to 1 as 1 + (weight - 1) exp(-nu depth). At temperature 0, which the paper leaves out, accept if w p exceeds the
-    likeliest token's p. weight = 1 without a decay (nu = 0) is exact."""
+    a draft of `length` tokens is `weight`; positions where w is at most 1 are decided exactly. For drafts of any
+    length, such as windows, `length` 0 is a schedule of our own, never stricter than the strict rule: w decreases from
+    `weight` to 1 as 1 + (weight - 1) exp(-nu depth). At temperature 0, which the paper leaves out, accept if w p
+    exceeds the likeliest token's p. weight = 1 without a decay (nu = 0) is exact."""
 
     weight: float = 1.1
     nu: float = 0.7
