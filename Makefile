@@ -19,9 +19,10 @@ test: .venv/for-work
 test-browser: .venv/for-work
 	$(BIN)/pytest tests/browser
 
-# The whole products of the device suite and 2,000 rounds a trained drafter, on a shadow of a CUDA device.
+# The whole products of the device suite, 2,000 rounds a trained drafter and 500 sizes a Triton kernel, on a shadow of a
+# CUDA device and in Triton's interpreter.
 shadow: .venv/for-work
-	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow
+	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow tests/core/kernels/test_gpu.py
 
 # The whole products of the enumerations, of which `make test` runs a third of the further options.
 laws: .venv/for-work

@@ -1,6 +1,10 @@
-"""The kernels in Triton compute what torch does, over random sizes and types: in Triton's interpreter, or on a GPU."""
+"""The kernels in Triton compute what torch does, over random sizes and types: in Triton's interpreter, or on a GPU.
+
+`make shadow` draws 500 sizes a kernel, the suite 20, a GPU 40: it needs seconds to compile each new size."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -9,8 +13,8 @@ pytest.importorskip("triton")
 
 from tests.core.kernels.gpu_cases import CASES, TOLERANCE, Draw, worst
 
-# Most cases in the interpreter check the arithmetic; a GPU needs seconds to compile each new size.
-DEVICE, FEW, MANY = ("cuda", 2, 40) if torch.cuda.is_available() else ("cpu", 2, 500)
+ALL = os.environ.get("OUTRIDER_SHADOW") == "all"
+DEVICE, FEW, MANY = ("cuda", 2, 40) if torch.cuda.is_available() else ("cpu", 2, 500 if ALL else 20)
 
 
 def check(name: str, dtype: torch.dtype, seeds: range) -> None:
@@ -26,6 +30,7 @@ def test_a_kernel_computes_what_torch_does(name: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600 if ALL else 300)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_many_shapes(name: str, dtype: torch.dtype) -> None:
