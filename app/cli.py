@@ -308,6 +308,8 @@ def methods(
 
 def describe(kind: str, method: Method) -> dict[str, Any]:
     """A method's row as JSON data."""
+    from outrider.core.methods.measured import verdicts
+
     return {
         "name": method.name,
         "kind": kind,
@@ -318,6 +320,7 @@ def describe(kind: str, method: Method) -> dict[str, Any]:
         "needs": list(method.needs),
         "inputs": {option: str(kind) for option, kind in method.inputs.items()},
         "lossless": method.lossless,
+        "measured": verdicts(method),
         "options": {name: _plain(default) for name, default in method.options.items()},
         "module": method.module,
         "paper": method.paper,
@@ -339,6 +342,8 @@ def _draw_methods(title: str, table: dict[str, Method]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from outrider.core.methods.measured import verdicts
+
     drawn = Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
     )
@@ -351,7 +356,8 @@ def _draw_methods(title: str, table: dict[str, Method]) -> None:
             last = ", ".join(method.needs)
         else:
             last = "[green]lossless[/]" if method.lossless else "[yellow]relaxed[/]"
-        drawn.add_row(method.name, escape(method.summary), ", ".join(method.topology), last)
+        found = "".join(f"\n[dim]{modality}: {escape(said)}[/]" for modality, said in verdicts(method).items())
+        drawn.add_row(method.name, escape(method.summary) + found, ", ".join(method.topology), last)
     Console().print(drawn)
 
 

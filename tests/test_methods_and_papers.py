@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods.measured import slower, verdict
+from outrider.core.methods.row import Method
 from outrider.text.rag.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,3 +56,33 @@ def test_the_numbers_are_those_of_the_report_and_of_the_pins() -> None:
         for modality, value, _ in NUMBER.findall(number):
             rows = json.loads((ROOT / "reports" / modality / "relaxed.json").read_text(encoding="utf-8"))["rows"]
             assert value in {f"{row['tokens_per_pass']:.2f}" for row in rows if row["rule"] == name}, name
+
+
+def rows_of_default(modality: str, report: str, rule: Method) -> list[dict[str, object]]:
+    """The rows of a report on Jacobi windows with a rule's default options; in the widest window."""
+    default = {**rule.options, **rule.with_defaults(modality)}
+    rows = json.loads((ROOT / "reports" / modality / f"{report}.json").read_text(encoding="utf-8"))["rows"]
+    kept = []
+    for row in rows:
+        given = dict(row.get("rule_options") or row.get("options") or {})
+        window = given.pop("window", None)
+        usual = all(default.get(name) == value for name, value in given.items())
+        if row["rule"] == rule.name and row["drafter"] == "jacobi" and usual and window in (None, 32):
+            kept.append(row)
+    return kept
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.measured])
+def test_rules_quote_what_the_reports_measured_of_their_defaults(name: str) -> None:
+    rule = RULES[name]
+    for modality, value in rule.measured.items():
+        (row,) = rows_of_default(modality, "relaxed", rule)
+        assert f"{row['tokens_per_pass']:.2f}" == f"{value:.2f}"
+        assert (modality in rule.as_good) == bool(not rule.lossless and rows_of_default(modality, "judged", rule))
+        assert ("not recommended" in verdict(rule, modality)) == slower(rule, modality)
+
+
+def test_rules_slower_than_exact_are_said_to_be() -> None:
+    assert {name for name, rule in RULES.items() if slower(rule, "speech")} == {"threshold", "top-beta", "bild"}
+    assert "as good as plain decoding" in verdict(RULES["annealed"], "image")
+    assert verdict(RULES["exact"], "image") == "" and "not measured" in verdict(RULES["annealed"], "text")

@@ -40,6 +40,7 @@ from outrider.app.viz.svg import Drawing, cut, safe
 from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods import RULES
+from outrider.core.methods.measured import verdict
 from outrider.core.methods.rules import EXACT
 
 _SLIDERS, _CHOICES, _RULE_SLIDERS = 4, 2, 3  # components for the options of any drafter and rule
@@ -146,10 +147,11 @@ class ModalityTab:
 
     def _about(self, drafter: str, rule: str) -> Drawing:
         lossless = bool(RULES[rule].lossless)
+        found = verdict(RULES[rule], self.backend.name)
         return Drawing(
             f'<div style="margin-bottom:4px">{trace_html.badge(lossless)}</div><div style="font-size:.88em;opacity:.8">'
             f"<b>{safe(drafter)}</b>: {safe(summary(drafter, METHODS))}.<br><b>{safe(rule)}</b>: "
-            f"{safe(summary(rule, RULES))}.</div>"
+            f"{safe(summary(rule, RULES))}.{safe(f' Measured: {found}.') if found else ''}</div>"
         )
 
     # ---- events

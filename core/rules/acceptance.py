@@ -22,6 +22,10 @@ Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
 # stand for the likeliest one [B, V], from the target's softmax at temperature 1 and depths [B|1, 1].
 GreedyAcceptance = Callable[[Distribution, Tensor], Tensor]
 
+# What a relaxed rule draws from after a rejection, if not from the residual of its acceptance: unnormalised, from the
+# target's distribution [..., V].
+Redraw = Callable[[Tensor], Tensor]
+
 
 def strict(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), and 0 where p is 0."""
@@ -46,6 +50,17 @@ def exempt(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:
     if not len(ends):
         return chance
     return chance.index_copy(-1, ends, strict(p[..., ends], q[..., ends]))
+
+
+def redrawn(redraw: Redraw, p: Tensor, rest: Tensor, end: Sequence[int]) -> Tensor:
+    """The distribution [..., V] after a rejection, where `rest` is the residual, which end tokens keep their share of.
+    The residual if nothing can be redrawn."""
+    ends = constant(tuple(end), p.device)
+    kept = torch.zeros_like(p).index_copy(-1, ends, rest[..., ends]) if len(ends) else torch.zeros_like(p)
+    again = redraw(p).index_fill(-1, ends, 0) if len(ends) else redraw(p)
+    total = again.sum(-1, keepdim=True)
+    again = again / total.clamp(min=torch.finfo(p.dtype).tiny) * (1 - kept.sum(-1, keepdim=True)) + kept
+    return torch.where(total > 0, again, rest)
 
 
 def spread(support: Distribution, tokens: Tensor, drawn: Distribution | None, fixed: Tensor | None) -> Tensor:

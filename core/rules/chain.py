@@ -15,8 +15,10 @@ from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules.acceptance import (
     Acceptance,
     GreedyAcceptance,
+    Redraw,
     exempt,
     origins,
+    redrawn,
     spread,
     stand_ins,
     strict,
@@ -50,8 +52,9 @@ def along_chain(
     rng: CounterRNG,
     acceptance: Acceptance | None,
     greedy: GreedyAcceptance | None = None,
+    redraw: Redraw | None = None,
 ) -> Verdict:
-    """The verdict on chains: strict, or with a relaxed rule's acceptance (`greedy` if given)."""
+    """The verdict on chains: strict, or with a relaxed rule's acceptance (`greedy` if given) and `redraw`."""
     distributions, levels = scores.distributions(), slice(0, draft.size)  # [B, N + 1, S]
     distributions = distributions if acceptance is None else distributions.dense()
     here, ids = distributions.span(levels), draft.tokens[..., None]
@@ -71,6 +74,10 @@ def along_chain(
     if every is not None:
         taken = guess * every
         excess = (here.probs - taken).clamp(min=0).sum(-1) + taken.sum(-1) - 1
+        if redraw is not None:
+            again = redrawn(redraw, here.probs, residual(here, guess, every).probs, scores.sampling.end)
+            emitted = taken + (1 - taken.sum(-1, keepdim=True)) * again
+            excess = (here.probs - emitted).clamp(min=0).sum(-1)
         total_variation = torch.nn.functional.pad(excess.clamp(min=0).double() * tried, (0, 1))
         relaxed = passed & ~rng.strictly(usual, nodes.expand_as(passed))
     after, last = distributions.row(accepted), accepted.clamp(max=draft.size - 1)
@@ -82,6 +89,8 @@ def along_chain(
     )
     chance_there = None if every is None else Distribution(every, None, distributions.vocabulary).row(last).probs
     left = residual(after, refused, chance_there).probs
+    if redraw is not None:
+        left = redrawn(redraw, after.probs, left, scores.sampling.end)
     follows = Distribution(torch.where(rejected[:, None], left, after.probs), after.tokens, distributions.vocabulary)
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),

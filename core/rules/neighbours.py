@@ -55,8 +55,8 @@ class Tolerance:
 @dataclass(frozen=True, kw_only=True)
 class AdditiveBeta:
     """Accept with min(1, p/q + beta), as speech speculative decoding (SSD, arXiv 2505.15380). The paper's rule accepts
-    even what the target excludes (p = 0); ours does not. After a rejection ours draws from the residual of its own
-    acceptance, the paper from norm((p - q)+). beta = 0 is exact."""
+    even what the target excludes (p = 0); ours does not. After a rejection it draws from norm((p - q)+), which is the
+    residual of any acceptance that is never below the strict one. beta = 0 is exact."""
 
     beta: float = 0.2
 
@@ -78,10 +78,11 @@ class AdditiveBeta:
 
 @dataclass(frozen=True, kw_only=True)
 class TopKMembership:
-    """Accept the target's `k` most likely tokens, as Llasa+ (arXiv 2508.06262): SpecDec's rule without its gap. k = 0
-    rejects every guess, which is exact; k = 1 is exact at temperature 0."""
+    """Accept the target's `k` most likely tokens, and after a rejection draw from them, as Llasa+ (arXiv 2508.06262),
+    whose released code has k = 50, the paper 100 and 500 of 65,536 codes. End tokens are decided strictly, in the paper
+    by a k of their own. k = 0 rejects every guess, which is exact; k = 1 is exact at temperature 0."""
 
-    k: int = 3
+    k: int = 50
 
     def __post_init__(self) -> None:
         if self.k < 0:
@@ -95,11 +96,19 @@ class TopKMembership:
         return (self.greedy(distribution, depth) & (distribution.probs > 0)).to(q.dtype)
 
     def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
-        inside = torch.zeros_like(distribution.probs, dtype=torch.bool)
-        return inside.scatter(1, distribution.probs.topk(min(self.k, distribution.width)).indices, True)
+        return self._among(distribution.probs)
+
+    def _among(self, p: Tensor) -> Tensor:
+        """[..., V] which tokens are among the k most likely."""
+        inside = torch.zeros_like(p, dtype=torch.bool)
+        return inside.scatter(-1, p.topk(min(self.k, p.shape[-1])).indices, True)
+
+    def _redraw(self, p: Tensor) -> Tensor:
+        return p * self._among(p)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
+        redraw = None if self.lossless else self._redraw
+        return rejection(draft, scores, rng, self.accept, greedy=self.greedy, redraw=redraw)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import native_walk
-from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance
+from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance, Redraw
 from outrider.core.rules.chain import along_chain, chances
 from outrider.core.rules.tree_walk import down_tree
 from outrider.core.rules.walk import undrafted
@@ -30,11 +30,12 @@ def rejection(
     children: Tensor | None = None,
     greedy: GreedyAcceptance | None = None,
     formula: native_walk.Formula | None = None,
+    redraw: Redraw | None = None,
 ) -> Verdict:
     """The verdict on a draft. Under a relaxed `acceptance` end tokens are still tried strictly, and every level reports
     its total variation; `children` reorders siblings. With `greedy` it decides at temperature 0, where `acceptance`
-    would see a point mass. Compiled on a CPU; relaxed rules on trees only where `formula` says what `acceptance`
-    computes."""
+    would see a point mass. With `redraw` the token after a rejection is drawn from that, not from the residual.
+    Compiled on a CPU without `redraw`; relaxed rules on trees only where `formula` says what `acceptance` computes."""
     greedy = greedy if scores.sampling.greedy else None
     if not draft.size:
         root = torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
@@ -45,12 +46,12 @@ def rejection(
         return undrafted(draft, token, relaxed=acceptance is not None)
     chain = draft.tree.is_chain
     reference = (
-        partial(along_chain, draft, scores, acceptance=acceptance, greedy=greedy)
+        partial(along_chain, draft, scores, acceptance=acceptance, greedy=greedy, redraw=redraw)
         if chain
-        else partial(down_tree, draft, scores, acceptance=acceptance, children=children, greedy=greedy)
+        else partial(down_tree, draft, scores, acceptance=acceptance, children=children, greedy=greedy, redraw=redraw)
     )
     known = chain or acceptance is None or (formula is not None and greedy is None and children is None)
-    if not native_walk.usable(rng, draft.tokens.device) or not known:
+    if not native_walk.usable(rng, draft.tokens.device) or not known or redraw is not None:
         return reference(rng)
     if acceptance is None or not chain:
         return native_walk.rejection(draft, scores, rng, reference, formula=None if acceptance is None else formula)

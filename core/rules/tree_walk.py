@@ -11,7 +11,16 @@ from outrider.core.distribution import Distribution, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules.acceptance import Acceptance, GreedyAcceptance, exempt, spread, stand_ins, strict
+from outrider.core.rules.acceptance import (
+    Acceptance,
+    GreedyAcceptance,
+    Redraw,
+    exempt,
+    redrawn,
+    spread,
+    stand_ins,
+    strict,
+)
 from outrider.core.rules.walk import Record, all_ended, live_children, to_verdict
 
 
@@ -76,11 +85,17 @@ class _Siblings:
                 break
 
     def try_relaxed(
-        self, rng: CounterRNG, acceptance: Acceptance, end: tuple[int, ...], deep: Tensor, stand_ins: Tensor | None
+        self,
+        rng: CounterRNG,
+        acceptance: Acceptance,
+        end: tuple[int, ...],
+        deep: Tensor,
+        stand_ins: Tensor | None,
+        redraw: Redraw | None = None,
     ) -> Tensor:
-        """Accept each with the rule's chance f, end tokens strictly; after a rejection norm((p - q f)+) is left ->
-        [B] the total variation of what is emitted here, averaged over the guesses that could have been drawn. At
-        temperature 0 `stand_ins` [B, V] are accepted beside the target's own token."""
+        """Accept each with the rule's chance f, end tokens strictly; after a rejection norm((p - q f)+) is left, or
+        what `redraw` says -> [B] the total variation of what is emitted here, averaged over the guesses that could have
+        been drawn. At temperature 0 `stand_ins` [B, V] are accepted beside the target's own token."""
         emitted = torch.zeros_like(self.distribution.probs)
         weight = torch.ones_like(emitted[:, :1])  # the chance that no sibling so far was accepted
         for place in range(self.nodes.shape[1]):
@@ -97,7 +112,11 @@ class _Siblings:
             self.relaxed = self.relaxed | (passed & ~rng.strictly(usual, self.nodes[:, place].clamp(min=0)))
             emitted = emitted + weight * q * f
             weight = weight * (1 - (q * f).sum(1, keepdim=True))
-            self.left = residual(self.left, q, f)
+            rest, tried = residual(self.left, q, f), self.exists[:, place : place + 1]
+            if redraw is not None:
+                again = redrawn(redraw, self.distribution.probs, rest.probs, end)
+                rest = Distribution(torch.where(tried, again, left), None, rest.vocabulary)
+            self.left = rest
         return (self.distribution.probs - emitted - weight * self.left.probs).clamp(min=0).sum(1).double()
 
     def record(self, record: Record) -> None:
@@ -114,8 +133,9 @@ def down_tree(
     acceptance: Acceptance | None,
     children: Tensor | None,
     greedy: GreedyAcceptance | None = None,
+    redraw: Redraw | None = None,
 ) -> Verdict:
-    """The verdict on trees: strict, or with a relaxed rule's acceptance (`greedy` if given); `children`
+    """The verdict on trees: strict, or with a relaxed rule's acceptance (`greedy` if given) and `redraw`; `children`
     [1|B, N + 1, W] is another order of siblings."""
     rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
     table = draft.tree.children if children is None else children
@@ -136,7 +156,8 @@ def down_tree(
         else:
             deep = constant((level,), device)[:, None]
             also = None if greedy is None else stand_ins(greedy, scores, node[:, None] + 1, deep)[:, 0]
-            total_variation.append(siblings.try_relaxed(rng, acceptance, scores.sampling.end, deep, also) * active)
+            price = siblings.try_relaxed(rng, acceptance, scores.sampling.end, deep, also, redraw)
+            total_variation.append(price * active)
             relaxed.append(siblings.relaxed)
         siblings.record(record)
         ended = active & (siblings.accepted < 0)

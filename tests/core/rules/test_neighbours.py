@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from outrider.core.distribution import Distribution
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, residual
+from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG
+from outrider.core.rules.codebook import Annealed
 from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
+from outrider.core.rules.relaxed import Lenience
+from outrider.core.tree import Tree
 
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
 TOP = torch.zeros(1, 1, dtype=torch.long)  # the depth below the root
@@ -46,6 +53,34 @@ def test_groups_of_twins_are_judged_together() -> None:
     alone = CoarseGroups(embeddings=embeddings, similarity=1.1)
     assert alone.lossless
     torch.testing.assert_close(alone.accept(Distribution(P, None, 5), P, Q, TOP), (P / Q).clamp(max=1))
+
+
+def test_a_rejection_by_top_k_draws_from_the_top_k_and_ends_strictly() -> None:
+    """The guess is outside of the top k: what follows is never another such token, nor an end token above its share."""
+    rows = 3000
+    logits, rule = P.clamp(min=1e-300).log().expand(rows, 2, 5), TopKMembership(k=2)
+    for end, wanted in (((), [4 / 7, 3 / 7, 0, 0, 0]), ((3,), [0.9 * 4 / 7, 0.9 * 3 / 7, 0, 0.1, 0])):
+        live = torch.ones(rows, 1, dtype=torch.bool)
+        draft = Draft.guess(torch.full((rows, 1), 2), Tree.chain(1), live)
+        pipeline = LogitsPipeline(Sampling(end=end), [[0]] * rows, 5, P.device)
+        verdict = rule(
+            draft, Scores(draft, pipeline, torch.ones(rows, dtype=torch.long), logits), CounterRNG.of(0, rows)
+        )
+        assert not verdict.accepted.any()
+        shares = torch.bincount(verdict.token, minlength=5) / rows
+        torch.testing.assert_close(shares, torch.tensor(wanted), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [AdditiveBeta(), Lenience(), Tolerance(), Annealed(weight=2.0, length=0)],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_rules_never_stricter_than_exact_have_its_residual(rule: Any) -> None:
+    """COOL-SD's first proposition: norm((p - q f)+) is norm((p - q)+), from which the papers of these rules draw."""
+    law = Distribution(P, None, 5)
+    ours = residual(law, Q, rule.accept(law, P, Q, TOP)).probs
+    torch.testing.assert_close(ours, residual(law, Q).probs, rtol=0, atol=1e-12)
 
 
 def test_options_out_of_range() -> None:
