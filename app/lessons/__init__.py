@@ -1,8 +1,9 @@
-"""What the lessons in notebooks/ share: displays, drawings and intervals. Needs IPython (the extra `notebooks`)."""
+"""What the lessons in notebooks/ share: displays, drawings, intervals, costs and timings. Needs IPython (the
+extra `notebooks`)."""
 
 from outrider.app.lessons.costs import RoundCost, same_text, speedup
 from outrider.app.lessons.display import SMALL, explore, picture, say, scaled, show
-from outrider.app.lessons.drawings import bars, distributions, token_strip
+from outrider.app.lessons.drawings import bars, distributions, rounds, token_strip
 from outrider.app.lessons.intervals import (
     Interval,
     accepted,
@@ -10,24 +11,31 @@ from outrider.app.lessons.intervals import (
     difference,
     equivalents_per_token,
     mean,
+    median_ratio,
     ratio,
     tokens_per_pass,
 )
+from outrider.app.lessons.timings import Comparison, Timing, compare
 
 __all__ = [
     "SMALL",
+    "Comparison",
     "Interval",
     "RoundCost",
+    "Timing",
     "accepted",
     "bars",
     "by_prompt",
+    "compare",
     "difference",
     "distributions",
     "equivalents_per_token",
     "explore",
     "mean",
+    "median_ratio",
     "picture",
     "ratio",
+    "rounds",
     "same_text",
     "say",
     "scaled",

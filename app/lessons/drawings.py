@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.app.lessons.intervals import Interval
+from outrider.app.lessons.timings import Timing
 from outrider.app.viz import svg
-from outrider.app.viz.token_styles import SERIES, STYLES, nodes_of
+from outrider.app.viz.token_styles import SERIES, STYLES, TIME_COLOURS, nodes_of
 from outrider.core.trace import Step
 
 
@@ -18,6 +19,40 @@ def bars(title: str, values: Mapping[str, float | Interval], unit: str = "", bas
         for name, value in values.items()
     ]
     return svg.bars(title, rows, SERIES[0], unit=unit, base=base)
+
+
+_PARTS = {
+    "drafting": "draft",
+    "target pass": "target",
+    "rule and bookkeeping": "rest",
+}  # of a round: fields of its cost
+_PART_COLOURS = dict(zip(_PARTS, (TIME_COLOURS["draft"], TIME_COLOURS["score"], TIME_COLOURS["rule"]), strict=True))
+
+
+def rounds(timings: Sequence[Timing]) -> svg.Drawing:
+    """Draw the length of each way's round by part, in rounds of plain decoding, and mark its tokens per target pass: it
+    pays where the mark is to the right of the bar."""
+    gap, start, stop = 24, 132, svg.WIDTH - 20
+    scale = (stop - start) / max(max(timing.cost.total, timing.passes.value) for timing in timings)
+    parts = []
+    for index, timing in enumerate(timings):
+        y, x = 6.0 + gap * index, float(start)
+        parts.append(svg.label(start - 8, y + 12, svg.cut(timing.name, 20), anchor="end"))
+        for part, field in _PARTS.items():
+            share = getattr(timing.cost, field)
+            tip = f"{timing.name}, {part}: {share:.2f} plain rounds"
+            parts.append(svg.box(x, y, scale * share, 16, _PART_COLOURS[part], title=tip))
+            x += scale * share
+        at = start + scale * timing.passes.value
+        parts.append(svg.stroke(at, y - 3, at, y + 19, opacity=1, more=' stroke-width="2.5"'))
+    y, x = 10.0 + gap * len(timings), 8.0
+    parts.append(svg.stroke(start + scale, 0, start + scale, y, opacity=0.6, more=' stroke-dasharray="3 3"'))
+    for part, colour in _PART_COLOURS.items():
+        parts += [svg.box(x, y + 6, 11, 11, colour), svg.label(x + 15, y + 16, part, anchor="start", size=10)]
+        x += 28 + 5.4 * len(part)
+    parts.append(svg.stroke(x + 4, y + 4, x + 4, y + 19, opacity=1, more=' stroke-width="2.5"'))
+    parts.append(svg.label(x + 11, y + 16, "tokens per target pass", anchor="start", size=10))
+    return svg.drawing(parts, svg.WIDTH, y + 24, "rounds, in rounds of plain decoding", scale=1.35)
 
 
 def distributions(rows: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:

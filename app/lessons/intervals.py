@@ -77,6 +77,20 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Inte
     return Interval(float(pairs[0].sum() / pairs[1].sum()), float(low), float(high))
 
 
+def median_ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
+    """The median of paired ratios, such as the seconds of two passes that were timed in turns.
+
+    >>> median_ratio([2.0, 3.0, 90.0], [1.0, 1.5, 3.0]).value
+    2.0
+    """
+    ratios = np.array([a / b for a, b in zip(above, below, strict=True)])
+    if not len(ratios):
+        raise ValueError("there are no values")
+    picked = np.random.default_rng(seed).integers(len(ratios), size=(_DRAWS, len(ratios)))
+    low, high = np.quantile(np.median(ratios[picked], 1), (0.025, 0.975))
+    return Interval(float(np.median(ratios)), float(low), float(high))
+
+
 def tokens_per_pass(outputs: Iterable[Any]) -> Interval:
     """Tokens per target pass of several results, or of the rows of one batch's trace."""
     rows = [row for output in outputs for row in _rows(output)]

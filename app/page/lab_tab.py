@@ -16,11 +16,11 @@ import gradio as gr
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Backend, RunSettings, checked, compatible
 from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
-from outrider.app.page.device_load import Others, warning
 from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, steps_on_model_thread
 from outrider.app.page.runner import enter, error_box, hint, running, waiting
 from outrider.app.viz.charts import benchmark_bars, predicted_and_measured
 from outrider.app.viz.svg import Drawing, safe, side_by_side
+from outrider.core.bench.other_load import Others, warning
 from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
 from outrider.core.bench.timing import pass_cost
 from outrider.core.cost.theory import PassCost, best_length, break_even

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-from outrider.app.page.device_load import warning
 from outrider.app.page.recordings import Recording
 from outrider.app.viz import image_grid, reading, trace_html, waveform
 from outrider.app.viz import story as trace_story
 from outrider.app.viz.charts import by_position, histogram, per_step, speed, time_split
 from outrider.app.viz.svg import Drawing, safe, side_by_side
+from outrider.core.bench.other_load import warning
 from outrider.core.methods import RULES
 from outrider.core.trace import Trace
 

@@ -14,11 +14,11 @@ from functools import lru_cache
 import torch
 
 from outrider.app.page.backends.interface import Backend, RunSettings
-from outrider.app.page.device_load import Others
 from outrider.app.page.recordings import Recording
 from outrider.app.page.run_queue import REFUSED, RunQueue
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.bench.device_costs import round_costs
+from outrider.core.bench.other_load import Others
 from outrider.core.bench.runner import PLAIN
 from outrider.core.cost.theory import measure
 from outrider.core.device import usable_device

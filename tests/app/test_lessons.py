@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.app.lessons import costs, drawings, intervals
+from outrider.app.lessons import costs, drawings, intervals, timings
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
@@ -84,3 +84,49 @@ def test_texts_that_differ_by_more_than_rounding_are_an_error() -> None:
     with pytest.MonkeyPatch.context() as patch:  # the same difference, if rounding could have made it
         patch.setattr("outrider.text.bench.run.near_tie", lambda dtype: 1e9)
         assert costs.same_text(lm, gap, plain).startswith("2 of 3 texts")
+
+
+def test_ways_are_timed_in_turns_and_impossible_figures_are_named() -> None:
+    target, small = TableTarget(20, sharpness=2.0), TableTarget(20, sharpness=2.0, blur=0.1)
+    turns: list[str] = []
+    now = 0.0  # of a clock that only decoding advances
+
+    def way(name: str, drafter: DraftModel | None, seconds: float) -> object:
+        def run(prompt: list[int]) -> object:
+            nonlocal now
+            turns.append(name)
+            now += seconds
+            trace = Trace(tuple(decode(target, drafter, Exact(), [prompt], max_new_tokens=8, seed=1)))
+            return SimpleNamespace(tokens=trace.tokens(0), trace=trace)
+
+        return run
+
+    ways = {
+        "plain": way("plain", None, 3.0),
+        "quick": way("quick", None, 1.0),
+        "drafted": way("drafted", DraftModel(small, length=3), 2.5),
+    }
+    made = timings.compare(ways, [[1, 3], [2, 3]], repeats=3, clock=lambda: now)  # type: ignore[arg-type]
+    assert turns[:3] == ["plain", "quick", "drafted"]  # the warm-up
+    assert sorted(turns[3:6]) == sorted(turns[:3]) and len(turns) == 3 + 3 * 2 * 3
+    quick, drafted = made["quick"], made["drafted"]
+    assert quick.passes.value == 1 and quick.speedup.value == 3 and quick.impossible
+    assert quick.verdict().startswith("impossible") and any("quick" in doubt for doubt in made.doubts)
+    assert drafted.speedup.value == pytest.approx(1.2) and not drafted.impossible
+    assert drafted.passes.value > 1.1
+    assert drafted.cost.total == pytest.approx(drafted.cost.draft + drafted.cost.target + drafted.cost.rest)
+    assert "drafted, drafting:" in drawings.rounds(made.timings)
+    assert len(made.results["drafted"]) == 2
+
+
+def test_verdicts_name_what_decides() -> None:
+    def timing(low: float, high: float, draft: float = 0.0, target: float = 1.0) -> timings.Timing:
+        speedup, passes = intervals.Interval((low + high) / 2, low, high), intervals.Interval(2.0, 1.8, 2.2)
+        return timings.Timing("x", speedup, passes, costs.RoundCost(draft, target, 0.0, 4.0, 0.1))
+
+    assert timing(1.2, 1.6).verdict().startswith("pays: 2.00 tokens")
+    assert timing(0.5, 0.7, draft=1.5, target=1.3).verdict().endswith("mostly drafting")
+    assert timing(0.8, 1.1, target=2.0).verdict() == (
+        "no difference shown: 2.00 tokens for 2.00 plain rounds, mostly a longer target pass"
+    )
+    assert intervals.median_ratio([3.0, 3.1], [1.0, 1.0]).above(2)
