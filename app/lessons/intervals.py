@@ -77,6 +77,15 @@ def ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Inte
     return Interval(float(pairs[0].sum() / pairs[1].sum()), float(low), float(high))
 
 
+def median(values: Sequence[float], seed: int = 0) -> Interval:
+    """The median of repeated timings. Other programs make single ones far too long, which a mean would follow.
+
+    >>> median([1.0, 1.0, 9.0]).value
+    1.0
+    """
+    return median_ratio(values, [1.0] * len(values), seed)
+
+
 def median_ratio(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Interval:
     """The median of paired ratios, such as the seconds of two passes that were timed in turns.
 
