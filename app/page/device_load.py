@@ -17,5 +17,5 @@ def chip(device: str, dtype: str) -> Drawing:
     load, cores = load_average(), os.cpu_count() or 1
     busy = load > cores * (1 + BUSY)
     state = " · CPU busy: timings unreliable" if busy else "" if is_busy(load) else " · quiet"
-    said = f"{safe(device)} · {safe(dtype)} · load {load:.1f} of {cores} cores{state}"
+    said = f"{safe(device)} · {safe(dtype)}{state} · load {load:.1f} of {cores} cores"
     return Drawing(f'<span class="or-chip{" or-busy" if busy else ""}">{said}</span>')

@@ -93,7 +93,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        return self.name
+        return self.name.replace("_", " ")
 
     def read(self, value: object) -> str:
         return validate.one_of(value, self.name, self.choices)
