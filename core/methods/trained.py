@@ -14,7 +14,7 @@ from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddings, PaSS
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.drafters.trained.parallel_eagle import PEagleHead
-from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
+from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads, CascadedModules
 from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
@@ -348,6 +348,19 @@ MTP = Method(
     test_options=({"length": 3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
 )
 
+LLASA_PLUS = Method(
+    name="llasa-plus",
+    make=Learned,
+    draft_head=CascadedModules,
+    systems=("Llasa+",),
+    summary="predicts two more tokens with two layers, one after the other, on the target's states of all tokens",
+    paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
+    topology=("chain", "tree"),
+    inputs={"head": Input.DRAFT_HEAD},
+    test_head_options={"modules": 2, "vocabulary": (2, 0)},
+    test_options=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
+)
+
 CTC = Method(
     name="ctc",
     make=Learned,
@@ -382,5 +395,6 @@ ROWS = (
     LAYER_SKIP,
     KANGAROO,
     MTP,
+    LLASA_PLUS,
     CTC,
 )

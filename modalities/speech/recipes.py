@@ -15,6 +15,7 @@ import torch
 from outrider.core.assets.store import Checkpoint, convert_pickle
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import HydraHeads
+from outrider.core.drafters.trained.parallel_heads import CascadedModules
 from outrider.core.kernels.native import halves
 from outrider.core.methods.trained import MEDUSA
 from outrider.core.paths import cache_folder
@@ -103,6 +104,12 @@ RECIPES = table(
         options={"rounds": 3},
         batch=(2_000, 30_000),
     ),
+    Recipe(
+        name="speech-llasa-plus",
+        kind=CascadedModules,
+        summary="Llasa+: two layers, one after the other, on the voice's last hidden states",
+        batch=(3_000, 40_000),
+    ),
 )
 KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "Codec": Codec,
@@ -111,6 +118,7 @@ KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "ConditionedHeads": ConditionedHeads,
     "HydraHeads": HydraHeads,
     "Eagle3Head": Eagle3Head,
+    "CascadedModules": CascadedModules,
 }
 
 

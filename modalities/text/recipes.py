@@ -40,6 +40,7 @@ from outrider.core.methods.trained import (
     HYDRA,
     KANGAROO,
     LAYER_SKIP,
+    LLASA_PLUS,
     MEDUSA,
     MTP,
     P_EAGLE,
@@ -137,6 +138,12 @@ RECIPES = _table(
         method=MTP,
         summary="one module on the last hidden state and the next token, applied repeatedly",
         options={"modules": 1, "rounds": 4, "lora": 64},
+    ),
+    Recipe(
+        method=LLASA_PLUS,
+        summary="two layers, one after the other, on the last hidden states of all tokens",
+        options={"modules": 2, "hidden": 256},
+        size="hidden",
     ),
     Recipe(
         method=DFLASH,

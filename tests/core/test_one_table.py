@@ -35,6 +35,7 @@ HOMONYMS = {  # words that mean something else there
     ("app/page/backends/interface.py", "lenience"): "an option",
     ("app/page/backends/interface.py", "threshold"): "an option",
     ("app/formats/engines.py", "token"): "a field of another engine's response",
+    ("app/lessons/drawings.py", "rest"): "a part of a round's time",
     ("app/viz/token_styles.py", "rest"): "a part of a round's time",
     ("core/decode.py", "rest"): "a part of a round's time",
     ("core/device.py", "auto"): "the best device of the machine",

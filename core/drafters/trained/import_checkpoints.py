@@ -1,5 +1,5 @@
-"""Imports published draft heads: Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, DFlash and MTP, also in the `speculators`
-format.
+"""Imports published draft heads: Medusa, Hydra, EAGLE, EAGLE-3, P-EAGLE, DFlash, MTP and Llasa+'s modules, also in
+the `speculators` format.
 
 Reads names of tensors and fields of configs. What a head shares with its target (the embedding and the output rows,
 unless it has its own) is not read from the file. Pickled checkpoints are loaded as weights only, by
@@ -37,6 +37,7 @@ from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.drafters.trained.parallel_eagle import PEagleHead
+from outrider.core.drafters.trained.parallel_heads import CascadedModules
 from outrider.core.drafters.trained.target_mtp import KINDS as TARGET_KINDS
 from outrider.core.drafters.trained.target_mtp import read_target_mtp
 from outrider.core.errors import Incompatible
@@ -78,6 +79,8 @@ def _kind(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         return "medusa"
     if "hydra_num_heads" in described:
         return "hydra"
+    if "mtp_1_proj.weight" in tensors:
+        return "llasa+"
     if "dflash_config" in described:
         return "dflash"
     if "midlayer.hidden_norm.weight" in tensors:
@@ -368,6 +371,22 @@ def _mtp(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: An
     return draft_head, weights
 
 
+def _llasa_plus(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
+    """Llasa+'s modules `mtp_1`, `mtp_2`, beside the frozen model (`llm`), which the file repeats."""
+    take, form = Take({name: part for name, part in tensors.items() if not name.startswith("llm.")}), form_of(described)
+    count = sum(name.endswith("_proj.weight") and name.count(".") == 1 for name in take.tensors)
+    weights: dict[str, Tensor] = {}
+    for index in range(count):
+        at = f"mtp_{index + 1}"
+        part = layer_of(take, f"{at}_block", form)
+        part["block.attention_norm.weight"] = take(f"{at}_block.input_layernorm.weight")
+        part |= {f"project.{name}": take(f"{at}_proj.{name}") for name in ("weight", "bias")}
+        part["norm.weight"] = take(f"{at}_local_RMSNorm.weight")
+        weights |= {f"chain.{index}.{name}": tensor for name, tensor in part.items()}
+    take.done()
+    return CascadedModules(target, modules=count, form=form), weights
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], Made]] = {
     "medusa": _medusa,
     "hydra": _hydra,
@@ -376,5 +395,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Any], 
     "peagle": _peagle,
     "dflash": _dflash,
     "mtp": _mtp,
+    "llasa+": _llasa_plus,
     "target's mtp": read_target_mtp,
 }

@@ -1,11 +1,11 @@
-"""The base of draft heads that guess several positions in one pass, and two of them: Blockwise and Amphista.
+"""The base of draft heads that guess several positions in one pass, and three of them: Blockwise, Amphista and Llasa+.
 
 All share the target's embedding and output rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.core.drafters.trained.eagle import shaped
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
 from outrider.core.drafters.trained.lora import adapted
@@ -182,3 +183,76 @@ class AmphistaHeads(ParallelHeads):
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self._adapted(features, tokens, attn_mask)
+
+
+class PlugIn(nn.Module):
+    """A norm, a matrix with a bias, and one layer of the target's kind."""
+
+    def __init__(self, form: Config, index: int) -> None:
+        super().__init__()
+        self.norm = Norm(form.hidden_size, form.norm_eps)
+        self.project = Matrix(form.hidden_size, form.hidden_size, bias=True)
+        self.block = Block(form, index=index)
+
+    def forward(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
+        states: Tensor = self.block(self.project(self.norm(x)), attn_mask)
+        return states
+
+
+class CascadedModules(ParallelHeads):
+    """Llasa+ (arXiv 2508.06262), the plug-in modules of its multi-token prediction: module 1 reads the frozen target's
+    last states, module 2 module 1's, each over all committed tokens; their states go through the target's output rows.
+    Unlike DeepSeek's modules they read no tokens, which the paper found to be worse: one pass guesses all positions,
+    each independent of the guesses before it. Their losses weigh the same; drafts are drawn chains. Ours start as the
+    identity. The paper's acceptance rule is `top-k-membership`."""
+
+    draft_kind, first = "chain", 1
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        modules: int = 2,
+        hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
+        vocabulary: PrefixCache = 0,
+        fade: float = 1.0,
+    ) -> None:
+        super().__init__()
+        network = target.network
+        self._begin(network, vocabulary, fade, modules=modules)
+        self.config = {**self.config, "hidden": hidden, "form": dict(form or {})}
+        self.form = shaped(network.config, hidden, form)
+        self.angles = Angles(self.form)
+        self.depth = self.cached_layers = modules
+        chain = [PlugIn(self.form, index) for index in range(modules)]
+        self.chain: Any = nn.ModuleList(chain)
+        scale = float(network.norm.detach().float().square().mean().sqrt())  # of normed states, which modules read
+        for module in chain:
+            for last in network.layers[-1:]:
+                module.block.copy(last)
+            with torch.no_grad():
+                module.norm.weight.fill_(scale)
+                module.project.weight.copy_(torch.eye(self.form.hidden_size))
+                module.block.attention.out.weight.zero_()
+                module.block.mlp.down.weight.zero_()
+
+    def _cascade(self, x: Tensor, attn_mask: AttentionMask) -> list[Tensor]:
+        """Each module's states [B, T, D]."""
+        states = []
+        for module in self.chain:
+            x = module(x, attn_mask)
+            states.append(x)
+        return states
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        x = before(self.trunk(batch))
+        for k, states in enumerate(self._cascade(x, causal(self.angles, batch, x))):
+            logits = self.words.logits(states[batch.loss_mask(self.first + k)])
+            yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
+
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return torch.cat(self._cascade(features, attn_mask), -1)
+
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return state.view(len(state), self.depth, -1)

@@ -523,6 +523,25 @@ def test_mtp(native: bool, model: Any, tmp_path: Path) -> None:
     again_equal(draft_head, model, tmp_path)
 
 
+def test_llasa_plus(model: Any, tmp_path: Path) -> None:
+    """Module 1 reads the normed states, module 2 module 1's; both go straight to the output rows."""
+    torch.manual_seed(8)
+    tensors: dict[str, Tensor] = {}
+    for at in ("mtp_1", "mtp_2"):
+        tensors |= layer(f"{at}_block", 16) | {f"{at}_block.input_layernorm.weight": drawn(16)}
+        tensors |= {f"{at}_proj.weight": drawn(16, 16), f"{at}_proj.bias": torch.randn(16) * 0.1}
+        tensors[f"{at}_local_RMSNorm.weight"] = drawn(16)
+    stored = tensors | {"llm.model.norm.weight": drawn(16)}
+    draft_head = read_foreign(kept_in(tmp_path, stored, LAYER), model)
+    x, wanted = states(model, ("last",))[: len(TEXT) - 2], []
+    for at in ("mtp_1", "mtp_2"):
+        x = rms(x, tensors[f"{at}_local_RMSNorm.weight"]) @ tensors[f"{at}_proj.weight"].T + tensors[f"{at}_proj.bias"]
+        x = ran(tensors, f"{at}_block", x, rms(x, tensors[f"{at}_block.input_layernorm.weight"]))
+        wanted.append(x[-1:] @ model.network.head.weight.T)
+    torch.testing.assert_close(said(draft_head, model, 1), torch.cat(wanted), atol=2e-4, rtol=1e-4)
+    drafts_right(draft_head, model)
+
+
 @pytest.mark.parametrize("prefix", [False, True], ids=["hydra", "hydra++"])
 def test_hydra(prefix: bool, tmp_path: Path) -> None:
     """Each head reads the state and the embeddings of the tokens after it; Hydra++'s state has passed a layer."""
