@@ -122,6 +122,7 @@ TOP_K_MEMBERSHIP = Method(
     summary="accepts the target's k most probable tokens, else draws from them; exact at k = 0",
     paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
     ranges={"k": (0, 500, 1)},
+    defaults={"speech": {"k": 10}},  # of 1,001 codes, as few as the paper's 500 of 65,536
     topology=("chain", "tree", "window"),
     lossless=False,
     exact_at={"k": 0},
