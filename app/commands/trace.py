@@ -102,6 +102,32 @@ def convert(
         print(f"{output}: {len(text) / 1000:.1f} kB")
 
 
+@trace.command()
+def live(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write, or to serve if it was written.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Catalogue name, hub id, folder or GGUF file of a model like Llama.")
+    ] = "smollm2-135m",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the folder on this machine, with the headers that allow threads.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on; 0 is a free one.")] = 0,
+) -> None:
+    """Write a folder in which the viewer decodes a model in the browser, with guesses and without."""
+    from outrider.app.viewer.live import server, write
+
+    if not (serve and (folder / "live.json").is_file()):
+        from rich.console import Console
+
+        with Console(stderr=True).status("Writing the model ..."):
+            size = write(folder, model)
+        print(f"{folder}: {size / 1e6:.1f} MB")
+    if serve:
+        with server(folder, port) as serving:
+            print(f"http://127.0.0.1:{serving.server_port}/ (Ctrl-C ends it)", flush=True)
+            serving.serve_forever()
+
+
 def _converted(opened: Opened, to: str, tokenizer: str | None) -> dict[str, Any]:
     from outrider.app.formats.engines import to_aiperf
 

@@ -15,20 +15,23 @@ from importlib import resources
 from pathlib import Path
 
 SCRIPTS = ("data.js", "engines.js", "story.js", "draw.js", "media.js", "card.js", "app.js")  # in this order
+LIVE = "live.js"  # before the last of them, in a page with a model
 LARGEST = 10_000_000  # bytes of a page
 
 
-def page(opened: str | None = None, name: str = "") -> str:
-    """The page as HTML. `opened` is the JSON that it shows first, under this name; without it, the first chapter."""
-    script = '(() => {\n"use strict";\n' + "\n".join(_text(file) for file in SCRIPTS) + "\n})();"
-    style = _text("style.css")
+def page(opened: str | None = None, name: str = "", *, live: bool = False) -> str:
+    """The page as HTML. `opened` is the JSON that it shows first, under this name; without it, the first chapter.
+    `live`: with a part that decodes, for a folder that outrider.app.viewer.live writes."""
+    scripts = (*SCRIPTS[:-1], LIVE, SCRIPTS[-1]) if live else SCRIPTS
+    script = '(() => {\n"use strict";\n' + "\n".join(text(file) for file in scripts) + "\n})();"
+    style = text("style.css")
     parts = {
-        "policy": policy(script, style),
+        "policy": policy(script, style) + ("; worker-src 'self'" if live else ""),
         "style": style,
         "data": "\n".join(_data(opened, name)),
         "script": script,
     }
-    html = _text("index.html")
+    html = text("index.html")
     for part, content in parts.items():
         before, mark, after = html.partition("{" + part + "}")
         assert mark, part
@@ -58,7 +61,7 @@ def title(name: str) -> str:
 
 def chapters() -> list[dict[str, object]]:
     """The narration: chapters with a title and paragraphs, each with the recording and the step that it shows."""
-    found: list[dict[str, object]] = json.loads(_text("chapters.json"))
+    found: list[dict[str, object]] = json.loads(text("chapters.json"))
     return found
 
 
@@ -82,5 +85,6 @@ def _hash(content: str) -> str:
     return f"sha256-{b64encode(sha256(content.encode()).digest()).decode()}"
 
 
-def _text(name: str) -> str:
+def text(name: str) -> str:
+    """A file of the page."""
     return resources.files("outrider.app.viewer").joinpath("page", name).read_text("utf-8")

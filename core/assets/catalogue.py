@@ -421,5 +421,35 @@ ASSETS = {
                 ),
             ),
         ),
+        Asset(
+            "onnxruntime-web",
+            "onnxruntime in WebAssembly, for models in a browser",
+            "MIT",
+            "Microsoft, github.com/microsoft/onnxruntime",
+            (
+                Npm(
+                    "onnxruntime-web@1.30.0",
+                    Pinned(
+                        "onnxruntime-web.tgz",
+                        33_106_585,
+                        "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "tokenizers-js",
+            "tokenizers in JavaScript, for models in a browser",
+            "Apache-2.0",
+            "Hugging Face, github.com/huggingface/tokenizers.js",
+            (
+                Npm(
+                    "@huggingface/tokenizers@0.2.0",
+                    Pinned(
+                        "tokenizers.tgz", 87_011, "2800014c83b8186b2e4210c20672f1fb65a12cef85d7e95e0f2003e022611b4a"
+                    ),
+                ),
+            ),
+        ),
     )
 }

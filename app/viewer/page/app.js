@@ -312,6 +312,7 @@ async function begin() {
   chapters.forEach((chapter, i) => $("chapter").append(el("option", { value: i, text: `${i + 1}. ${chapter.title}` })));
   for (const [name, title] of Object.entries(OVERLAYS)) $("overlay").append(el("option", { value: name, text: title }));
   listen();
+  if (typeof startLive === "function") startLive(); // in a page with a model beside it
   const own = embedded("opened");
   if (own !== null) {
     $("story").open = false;

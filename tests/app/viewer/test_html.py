@@ -38,8 +38,8 @@ def test_the_page_is_one_small_file_that_loads_nothing(page: str) -> None:
 
 
 def test_scripts_write_texts_and_never_markup() -> None:
-    for name in html.SCRIPTS:
-        source = html._text(name)
+    for name in (*html.SCRIPTS, html.LIVE):
+        source = html.text(name)
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", source), (
             name
         )
