@@ -20,37 +20,32 @@ _ROOM = 1_500_000  # characters of JSON after which no more steps are told
 _LONGEST = 60  # characters of a token
 _COMMITTED = 64  # tokens of one step
 _LIKELIEST = 4  # of the target at one position
-_QUOTED = 4  # tokens in a sentence
+_ENDINGS = {"end": " The answer ends here.", "stop": " A stop string ends it here.", "limit": " The limit is reached."}
 
 
 def sentence(step: Step, name: Name = numbered) -> str:
-    """What happened in a step, in one sentence made from its numbers."""
-    last = _quoted(name(step.emitted[-1])) if step.emitted else ""
+    """What happened in a step, in one sentence made from its numbers. `app/viewer/page/story.js` says the same."""
     if not step.emitted:
         return "Nothing was committed."
-    end = {"end": " The answer ends here.", "stop": " A stop string ends it here.", "limit": " The limit is reached."}
-    ending = end.get(step.finish or "", "")
+    last, ending = _quoted(step.emitted[-1], name), _ENDINGS.get(step.finish or "", "")
     if not step.drafted:
         return f"No guess: one target pass wrote {last}.{ending}"
-    kept, depth = step.accepted, max((_depths(step)), default=0)
-    guesses = f"Guessed {len(step.drafted)}" + (" in a tree" if len(step.drafted) > depth else "")
-    if kept == depth == len(step.drafted) and step.sources[-1] == "bonus":
-        text = f"{guesses}, kept {'it' if kept == 1 else 'all'}; the same target pass added {last}."
-    elif step.sources[-1] == "bonus":
-        text = f"{guesses}, kept {kept}; the same target pass added {last}."
+    guessed, kept = len(step.drafted), step.accepted
+    how_many = "none" if not kept else str(kept) if kept < guessed else "it" if kept == 1 else "all"
+    text = f"Guessed {guessed}{' in a tree' if guessed > max(_depths(step)) else ''}, kept {how_many}"
+    if step.sources[-1] == "bonus":
+        text += f"; the same target pass added {last}"
     elif step.sources[-1] == "resampled":
-        wrong = [name(step.drafted[node]) for node in _refused(step)]
-        instead = f", not {_quoted(wrong[0])}" if wrong else ""
-        text = f"{guesses}, kept {kept or 'none'}; the target wanted {last}{instead}, so the rest was discarded."
-    else:
-        text = f"{guesses}, kept {kept}."
+        wrong = [step.drafted[node] for node in _refused(step)]
+        instead = f", not {_quoted(wrong[0], name)}" if wrong and wrong[0] >= 0 else ""
+        text += f"; the target wanted {last}{instead}, so the rest was discarded"
     relaxed = step.sources.count("relaxed")
-    text += f" {relaxed} of them only because the rule is relaxed." if relaxed else ""
-    return text + ending
+    return f"{text}.{f' {relaxed} of them only because the rule is relaxed.' if relaxed else ''}{ending}"
 
 
-def _quoted(text: str) -> str:
-    return f"“{cut(visible(text.strip() or text), 24)}”"
+def _quoted(token: int, name: Name) -> str:
+    """A token in a sentence; other engines do not say which those below 0 were."""
+    return "another token" if token < 0 else f"“{cut(visible(name(token)), 24).strip() or '␣'}”"
 
 
 def _depths(step: Step) -> list[int]:
@@ -63,8 +58,7 @@ def _depths(step: Step) -> list[int]:
 def _refused(step: Step) -> list[int]:
     """The nodes that were tried where the path ended, and rejected."""
     last = step.path[-1] if step.path else -1
-    nodes = (node for node, parent in enumerate(step.parents) if parent == last and step.tried[node])
-    return list(islice(nodes, _QUOTED))
+    return [node for node, parent in enumerate(step.parents) if parent == last and step.tried[node]]
 
 
 def story(trace: Trace, name: Name = numbered) -> Drawing:

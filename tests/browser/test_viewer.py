@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from outrider.app.page import recordings
 from outrider.app.viewer import html
+from outrider.app.viz.story import sentence
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -101,7 +103,7 @@ def test_the_first_step_is_visible_within_three_seconds(view: Open) -> None:
     page.reload()
     page.wait_for_selector("body[data-ready]")
     assert spent() - before < 3
-    assert page.inner_text("#sentence") == "No draft: the target chose “The” in a pass of its own."
+    assert page.inner_text("#sentence") == "No guess: one target pass wrote “The”."
     assert page.inner_text("#output").strip() == "The"
 
 
@@ -154,10 +156,8 @@ def test_a_card_shows_p_q_the_random_number_and_the_decision(view: Open) -> None
 
 def test_views_of_a_text(view: Open) -> None:
     page = view("#recording=text-a-small-model-drafts&step=12")
-    assert (
-        page.inner_text("#sentence")
-        == "Guessed 5, kept 3; the target chose “appears” instead of “is”, so the rest was discarded."
-    )
+    said = "Guessed 5, kept 3; the target wanted “appears”, not “is”, so the rest was discarded."
+    assert page.inner_text("#sentence") == said
     clean = page.inner_text("#output")
     page.check("input[name=view][value=who]")
     assert page.inner_text("#output") == clean and page.locator("#output .target").count() > 3
@@ -166,6 +166,16 @@ def test_views_of_a_text(view: Open) -> None:
     assert page.locator("#output .rejected").count() == 12
     page.check("input[name=run][value=plain]")
     assert page.inner_text("#count") == "1 / 48" and "run=plain" in page.url
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if name.startswith("text-")])
+def test_the_sentences_are_those_of_the_page(view: Open, name: str) -> None:
+    recording = recordings.read(RECORDINGS[name].read_bytes())
+    page = view(f"#recording={name}")
+    for number, step in enumerate(recording.trace.steps, 1):
+        assert page.inner_text("#count").startswith(f"{number} /")
+        assert page.inner_text("#sentence") == sentence(step, recording.name)
+        page.keyboard.press("ArrowRight")
 
 
 def test_pictures_and_speech(view: Open) -> None:

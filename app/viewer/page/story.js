@@ -52,33 +52,25 @@ function acceptedOf(step) {
   return step.sources.filter((one) => one === "drafted" || one === "relaxed").length;
 }
 
+const ENDINGS = { end: " The answer ends here.", stop: " A stop string ends it here.", limit: " The limit is reached." };
+
+// As `sentence` of app/viz/story.py.
 function sentence(recording, step) {
-  const own = step.emitted.length > step.path.length ? step.emitted[step.emitted.length - 1] : null;
-  const target = own !== null && own >= 0 ? quoted(recording, own) : null;
-  let said = "";
-  if (!step.drafted.length) {
-    said = target ? `No draft: the target chose ${target} in a pass of its own.` : "No draft: the target passed alone.";
-  } else {
-    const guessed = step.drafted.length, kept = acceptedOf(step), deep = depthOf(step);
-    const shape = guessed > deep ? ` in a tree ${deep} deep` : "";
-    const wrong = childrenTried(step, step.path.length ? step.path[step.path.length - 1] : -1)
-      .filter((node) => !step.path.includes(node));
-    said = `Guessed ${guessed}${shape}, kept ${kept === 0 ? "none" : kept === guessed ? (guessed === 1 ? "it" : `all ${kept}`) : kept}`;
-    if (own !== null && step.sources[step.sources.length - 1] === "resampled") {
-      const instead = wrong.length === 1 && step.drafted[wrong[0]] >= 0
-        ? ` instead of ${quoted(recording, step.drafted[wrong[0]])}` : "";
-      const rest = guessed > deep ? "" : guessed - kept > 1 ? ", so the rest was discarded" : "";
-      said += `; the target chose ${target ?? "another token"}${instead}${rest}.`;
-    } else if (own !== null) {
-      said += `; the target added ${target ?? "one more token"}.`;
-    } else said += ".";
-    const relaxed = step.sources.filter((one) => one === "relaxed").length;
-    if (relaxed) said += ` ${relaxed === 1 ? "One was" : `${relaxed} were`} kept only because the rule is relaxed.`;
+  if (!step.emitted.length) return "Nothing was committed.";
+  const said = (token) => (token < 0 ? "another token" : quoted(recording, token));
+  const last = said(step.emitted[step.emitted.length - 1]), ending = ENDINGS[step.finish] ?? "";
+  if (!step.drafted.length) return `No guess: one target pass wrote ${last}.${ending}`;
+  const guessed = step.drafted.length, kept = acceptedOf(step), source = step.sources[step.sources.length - 1];
+  const howMany = !kept ? "none" : kept < guessed ? kept : kept === 1 ? "it" : "all";
+  let text = `Guessed ${guessed}${guessed > depthOf(step) ? " in a tree" : ""}, kept ${howMany}`;
+  if (source === "bonus") text += `; the same target pass added ${last}`;
+  if (source === "resampled") {
+    const wrong = childrenTried(step, step.path.length ? step.path[step.path.length - 1] : -1)[0];
+    const instead = wrong !== undefined && step.drafted[wrong] >= 0 ? `, not ${said(step.drafted[wrong])}` : "";
+    text += `; the target wanted ${last}${instead}, so the rest was discarded`;
   }
-  if (step.finish === "end") said += " The end token was reached.";
-  if (step.finish === "stop") said += " A stop string was reached.";
-  if (step.finish === "limit") said += " The limit of tokens was reached.";
-  return said;
+  const relaxed = step.sources.filter((one) => one === "relaxed").length;
+  return `${text}.${relaxed ? ` ${relaxed} of them only because the rule is relaxed.` : ""}${ending}`;
 }
 
 function figures(steps) {
