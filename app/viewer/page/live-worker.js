@@ -71,7 +71,7 @@ async function run({ prompt, drafter, tokens }) {
     outputs[name] = await decode(model, ids, { drafter: made, end: settings.end, limit, report, proceed });
     if (state.stopped) break;
   }
-  state.past.remember(outputs.main);
+  if (drafter === "suffix") state.past.remember(outputs.main);
   const whole = outputs.plain !== undefined && !state.stopped;
   const differs = whole ? outputs.main.findIndex((token, place) => token !== outputs.plain[place]) : null;
   const same = whole ? differs < 0 && outputs.main.length === outputs.plain.length : null;

@@ -19,6 +19,7 @@ function startLive() {
       el("button", { id: "live-run", type: "button", click: askLive, text: "Load the model" }),
       el("button", { id: "live-stop", type: "button", disabled: true, click: () => live.worker.postMessage({ kind: "stop" }), text: "Stop" }),
       el("button", { id: "live-save", type: "button", disabled: true, click: saveLive, text: "Save the trace" })),
+    el("p", { class: "note", text: "The suffix automaton remembers its answers until the page is left, so it guesses a repeated prompt better." }),
     el("p", { id: "live-status", role: "status" }),
     el("table", { id: "live-clocks", hidden: true }));
   $("stage").prepend(panel);
