@@ -151,7 +151,7 @@ class ModalityTab:
         return Drawing(
             f'<div style="margin-bottom:4px">{trace_html.badge(lossless)}</div><div style="font-size:.88em;opacity:.8">'
             f"<b>{safe(drafter)}</b>: {safe(summary(drafter, METHODS))}.<br><b>{safe(rule)}</b>: "
-            f"{safe(summary(rule, RULES))}.{safe(f' Measured: {found}.') if found else ''}</div>"
+            f"{safe(summary(rule, RULES))}.{safe(f' At its default: {found}.') if found else ''}</div>"
         )
 
     # ---- events

@@ -17,7 +17,7 @@ def verdict(rule: Method, modality: str) -> str:
     if rule.lossless is not False:
         return ""
     if modality not in rule.measured:
-        return "not measured at its default"
+        return "not measured"
     found = f"{rule.measured[modality]:.2f} tokens a pass ({EXACT.name} {EXACT.measured[modality]:.2f})"
     if slower(rule, modality):
         return f"{found}: slower than {EXACT.name}, and not exact; not recommended"
