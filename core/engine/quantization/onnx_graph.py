@@ -3,8 +3,8 @@
 One pass scores any tree of tokens: positions and the attention mask are inputs, and the pass returns the keys and
 values of its own tokens only, so that the caller appends the rows of the accepted path and has nothing to roll back.
 Weights are codes of 4 bits, those of the embedding and the output layer of 8. The graph multiplies in 32 bits: its
-matrices are external data, which whoever loads it dequantises, once. In WebAssembly a pass then takes a third of the
-time of onnxruntime's `MatMulNBits`, which dequantises in every pass, and folding constants in the graph takes 4 GB.
+matrices are external data, which whoever loads it dequantises, once. In WebAssembly a pass then takes half or less of
+the time of onnxruntime's `MatMulNBits`, which dequantises in every pass; folding constants in the graph takes 4 GB.
 Independent of tokenizers and of what runs the graph. Needs the extra `live` (onnx).
 """
 
