@@ -18,7 +18,8 @@ def bars(title: str, values: Mapping[str, float | Interval], unit: str = "", bas
         (name, value.value, value.low, value.high) if isinstance(value, Interval) else (name, value, value, value)
         for name, value in values.items()
     ]
-    return svg.bars(title, rows, SERIES[0], unit=unit, base=base)
+    longest = min(max([len(name) for name in values] + [20]), 30)
+    return svg.bars(title, rows, SERIES[0], unit=unit, base=base, longest=longest)
 
 
 _PARTS = {

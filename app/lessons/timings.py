@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.app.lessons.costs import RoundCost
+from outrider.app.lessons.costs import speedup as decoding_speedup
 from outrider.app.lessons.intervals import Interval, tokens_per_pass
 from outrider.core.bench.other_load import Others, is_busy
 from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, figures
@@ -26,6 +27,7 @@ class Timing:
 
     name: str
     speedup: Interval  # of the whole call: the median over inputs of paired ratios of seconds per token
+    decoding: Interval  # the same of decoding alone, without the prompt's pass and what makes sound or pictures
     passes: Interval  # tokens per target pass
     cost: RoundCost  # of a round, the mean of all timings
     total_variation: float = 0.0  # per token; 0 under an exact rule
@@ -47,6 +49,8 @@ class Timing:
         said = f"{pays}: {self.passes.value:.2f} tokens for {self.cost.total:.2f} plain rounds"
         if self.speedup.above(1):
             return said
+        if self.decoding.above(1):
+            return f"{said}, but decoding is a small part of the call"
         costs = {"drafting": self.cost.draft, "a longer target pass": self.cost.target - 1}
         costs["the rule and bookkeeping"] = self.cost.rest
         return f"{said}, mostly {max(costs, key=lambda part: costs[part])}"
@@ -116,5 +120,6 @@ def compare(
         summaries = [result.trace.summary() for result in first[name]]
         variation = sum(own.total_variation for own in summaries) / max(sum(own.tokens for own in summaries), 1)
         passes, cost = tokens_per_pass(first[name]), RoundCost.of(every[name], plain)
-        timings.append(Timing(name, speedup, passes, cost, variation, repeats))
+        alone = decoding_speedup(every[name], plain)
+        timings.append(Timing(name, speedup, alone, passes, cost, variation, repeats))
     return Comparison(tuple(timings), first, load)

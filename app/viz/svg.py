@@ -214,16 +214,18 @@ def bars(
     *,
     unit: str = "",
     base: float | None = None,
+    longest: int = 20,
 ) -> Drawing:
-    """Horizontal bars of rows (name, value, low, high), with intervals; `base` is a dashed line to compare with."""
-    gap, start, stop = 24, 132, WIDTH - 58
+    """Horizontal bars of rows (name, value, low, high), with intervals; `base` is a dashed line to compare with. Names
+    of more than `longest` characters are cut."""
+    gap, start, stop = 24, 12 + 6 * longest, WIDTH - 58
     top = max([high for *_, high in rows] + [value for _, value, _, _ in rows] + [base or 0.0], default=1.0) or 1.0
     parts = []
     for index, (name, value, low, high) in enumerate(rows):
         y = 6 + gap * index
         width = (stop - start) * value / top
         tip = f"{name}: {number(value)} {unit}" + (f" ({number(low)} to {number(high)})" if high > low else "")
-        parts.append(label(start - 8, y + 12, cut(name, 20), anchor="end"))
+        parts.append(label(start - 8, y + 12, cut(name, longest), anchor="end"))
         parts.append(box(start, y, width, 16, colour, title=tip, round_=2))
         if high > low:
             left, right = start + (stop - start) * low / top, start + (stop - start) * high / top

@@ -120,13 +120,15 @@ def test_ways_are_timed_in_turns_and_impossible_figures_are_named() -> None:
 
 
 def test_verdicts_name_what_decides() -> None:
-    def timing(low: float, high: float, draft: float = 0.0, target: float = 1.0) -> timings.Timing:
+    def timing(low: float, high: float, draft: float = 0.0, target: float = 1.0, alone: float = 0.9) -> timings.Timing:
         speedup, passes = intervals.Interval((low + high) / 2, low, high), intervals.Interval(2.0, 1.8, 2.2)
-        return timings.Timing("x", speedup, passes, costs.RoundCost(draft, target, 0.0, 4.0, 0.1))
+        decoding = intervals.Interval(alone, alone, alone)
+        return timings.Timing("x", speedup, decoding, passes, costs.RoundCost(draft, target, 0.0, 4.0, 0.1))
 
     assert timing(1.2, 1.6).verdict().startswith("pays: 2.00 tokens")
     assert timing(0.5, 0.7, draft=1.5, target=1.3).verdict().endswith("mostly drafting")
     assert timing(0.8, 1.1, target=2.0).verdict() == (
         "no difference shown: 2.00 tokens for 2.00 plain rounds, mostly a longer target pass"
     )
+    assert timing(0.9, 1.1, target=1.1, alone=1.8).verdict().endswith("but decoding is a small part of the call")
     assert intervals.median_ratio([3.0, 3.1], [1.0, 1.0]).above(2)
