@@ -122,7 +122,8 @@ def build(folder: Path) -> list[Path]:
     contents_page = folder / "index.html"
     contents = (
         "<h1>Speculative decoding in lessons</h1><p>What it is, why it works, and how to add a method of "
-        f'your own; then one thing each. Read the first ten in order.</p><ol class="contents">{"".join(entries)}</ol>'
+        "your own; then one thing each, and at the end all of it timed. Read the first ten in order.</p>"
+        f'<ol class="contents">{"".join(entries)}</ol>'
     )
     contents_page.write_text(page("Speculative decoding in lessons", contents), encoding="utf-8")
     return [contents_page, *written]
