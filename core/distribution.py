@@ -325,7 +325,8 @@ class LogitsPipeline:
         return logits - options.presence_penalty * (emitted > 0) - options.frequency_penalty * emitted
 
     def _process(self, logits: Tensor, path: Tensor | None) -> Tensor:
-        """Each row through the processors by itself, so that the result does not depend on batch or draft."""
+        """Each row through the processors by itself, so that the result does not depend on batch or draft. A row that
+        they leave no token of, as they may of a drafter's reduced vocabulary, stays as it is."""
         assert self._sequences is not None
         precise = logits.dtype if logits.dtype == torch.float64 else torch.float32
         rows = logits.reshape(len(logits), -1, self.vocabulary).to(precise, copy=True)
@@ -341,7 +342,8 @@ class LogitsPipeline:
                             f"the logits processor {processor!r:.80} returned {getattr(row, 'shape', type(row))}; it "
                             f"must return logits of shape (1, {self.vocabulary}), as it is given"
                         )
-                rows[member, place] = row[0]
+                if bool((row > -torch.inf).any()):
+                    rows[member, place] = row[0]
         return rows.view(logits.shape)
 
 
