@@ -24,9 +24,9 @@ test-browser: .venv/for-work
 shadow: .venv/for-work
 	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow tests/core/kernels/test_gpu.py
 
-# The whole products of the enumerations, of which `make test` runs a third of the further options.
+# The whole products of the enumerations and the pins of all drafters, of which `make test` runs a third.
 laws: .venv/for-work
-	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/rules
+	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/rules tests/test_tokens_per_call.py
 
 # All that a GPU has to show, in pieces: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image, speech, batches,
 # methods, engines), gpu-recordings. The report skips what this commit has measured. DEVICE=cpu tries the commands without

@@ -40,7 +40,7 @@ from outrider.core.testing.conformance import (
 )
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
-from tests.core.rules.turns import takes_turn
+from tests.turns import takes_turn
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))
 LIMITS = (3, 2)

@@ -35,7 +35,7 @@ from outrider.core.testing.conformance import (
     trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
-from tests.core.rules.turns import takes_turn
+from tests.turns import takes_turn
 
 needs_compiler = pytest.mark.skipif(native_walk.library() is None, reason="there is no compiler")
 PROMPTS = ((0, 1), (2, 1, 0, 1))
