@@ -51,6 +51,7 @@ HOMONYMS = {  # words that mean something else there
     ("core/drafters/trained/import_checkpoints.py", "dflash"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "hydra"): "a name of another file format",
     ("core/drafters/trained/import_checkpoints.py", "mtp"): "a name of another file format",
+    ("core/engine/quantization/onnx_graph.py", "block"): "the size of a block of weights",
     ("core/rules/native_walk.py", "block"): "a compiled function",
     ("core/training/losses.py", "adaptive"): "a loss",
     ("modalities/text/recipes.py", "block"): "an option of a head",
