@@ -255,7 +255,7 @@ ANNEALED = Method(
     paper="COOL-SD: annealed relaxation of speculative decoding for autoregressive image generation (arXiv 2601.09212)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    # windows have no length to average over; images: the fastest as good as plain (reports/image/judged.json)
+    # windows have no length to average over; images: the most tokens a pass judged close to plain
     defaults={
         "image": {"weight": 4.0, "nu": 0.1, "length": 0},
         "speech": {"weight": 2.0, "length": 0},

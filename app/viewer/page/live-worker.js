@@ -1,6 +1,6 @@
 // The worker of the live page: loads the runtime, the tokenizer and the model from its own folder, and decodes on request.
 // Messages to it: {kind: "load"}, {kind: "run", prompt, drafter, tokens}, {kind: "stop"}. Messages from it: "progress",
-// "loaded", "prompt", "step", "done" and "error".
+// "loaded", "step", "done" and "error".
 
 import { Automaton, DRAFTERS } from "./live-drafters.js";
 import { Model, decode, dequantized } from "./live-model.js";
@@ -59,7 +59,6 @@ async function run({ prompt, drafter, tokens }) {
   if (!ids.length) throw new Error("the prompt is empty");
   if (limit < 1) throw new Error(`the prompt has ${ids.length} tokens; there is room for ${settings.positions - 21}`);
   Object.assign(state, { stopped: false, known: new Set() });
-  postMessage({ kind: "prompt", ids });
   const proceed = async () => {
     await new Promise((resolve) => setTimeout(resolve)); // so that a request to stop is read
     return !state.stopped;

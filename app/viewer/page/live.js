@@ -58,7 +58,6 @@ const LIVE_MESSAGES = {
     $("live-run").textContent = "Decode";
     liveBusy(false);
   },
-  prompt() {},
   step({ run, step, names }) {
     for (const [id, name] of names) live.names[id] = name;
     live.runs[run].push(step);
