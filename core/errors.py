@@ -49,10 +49,9 @@ def install_command(extra: str, distribution: str = "outrider") -> str:
     >>> install_command("bench", distribution="no-such-distribution")
     "pip install 'no-such-distribution[bench]'"
     """
-    try:
-        origin = json.loads(metadata.distribution(distribution).read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        origin = {}
+    # In the folder of a checkout, what its build left (egg-info) is found first, and doesn't say where from.
+    found = (one.read_text("direct_url.json") for one in metadata.distributions(name=distribution))
+    origin = json.loads(next(filter(None, found), "{}"))
     url, git = str(origin.get("url", "")), origin.get("vcs_info", {})
     if git:
         wanted = f"{distribution}[{extra}] @ {git['vcs']}+{url}@{git['commit_id']}"

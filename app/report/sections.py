@@ -26,7 +26,7 @@ _TREES = (
 )
 _MORE = (
     "sampled-tree,top-k-tree,dynamic-tree,triforce,qspec,predrafted,pearl,medusa,hydra,eagle3,eagle,eagle2,blockwise,"
-    "amphista,dflash,dflash2,dfly,domino,p-eagle,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc"
+    "amphista,dflash,dflash2,dfly,domino,p-eagle,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc,llasa-plus"
 )
 _CODES = (
     "jacobi,prompt-lookup,anpd,lookahead,suffix,token-recycling,ensemble,adaptive,guarded,draft-model,sampled-tree,"
@@ -280,7 +280,7 @@ IMAGE = (
 )
 
 _SPOKEN = (
-    "medusa,hydra,eagle3,jacobi,prompt-lookup,input-guided,anpd,lookahead,suffix,token-recycling,sparse-cache,"
+    "medusa,hydra,eagle3,llasa-plus,jacobi,prompt-lookup,input-guided,anpd,lookahead,suffix,token-recycling,sparse-cache,"
     "triforce,qspec,ensemble,adaptive,guarded,swift,draft-on-the-fly,draft-model,sampled-tree,top-k-tree,dynamic-tree,"
     "specinfer,specexec,predrafted,pearl,cs-drafting,sequoia,bild,on-the-fly-window"
 )

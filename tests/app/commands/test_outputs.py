@@ -71,5 +71,9 @@ def test_missing_extras_are_installed_from_where_this_came_from(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
     if origin is not None:
         (about / "direct_url.json").write_text(json.dumps(origin))
+    built = tmp_path / "checkout" / "made_up.egg-info"
+    built.mkdir(parents=True)
+    (built / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(built.parent))
     assert install_command("bench", "made-up") == wanted
