@@ -30,6 +30,7 @@ from outrider.core.protocol import (
     Prompts,
     Scores,
     StandaloneDrafter,
+    readings_of,
 )
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
@@ -50,7 +51,7 @@ class ConstrainedDrafter:
 
     def __init__(self, drafter: Drafter, constraint: Constraint) -> None:
         self.inner, self.constraint = drafter, constraint
-        self.vocabulary, self.needs = drafter.vocabulary, drafter.needs
+        self.vocabulary, self.needs, self.readings = drafter.vocabulary, drafter.needs, readings_of(drafter)
         self._plain, self._keeps = isinstance(drafter, Plain), isinstance(drafter, StandaloneDrafter)
         self._masks = PathMasks.of(constraint, 0)
         self._own = Draft.empty(0)

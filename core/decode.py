@@ -32,6 +32,7 @@ from outrider.core.protocol import (
     Rule,
     Scores,
     Target,
+    readings_of,
 )
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Extras, FetchedStep, Record
@@ -193,6 +194,7 @@ class Run:
         self.rule = target.captured(rule) if isinstance(target, CapturingTarget) and self._late is None else rule
         self._judging = target if isinstance(target, JudgingTarget) and self._late is None else None
         self._overlapped = drafter if isinstance(drafter, OverlappedDrafter) else None
+        self._readings = readings_of(drafter) if target.device.type != "cpu" else ()  # there a transfer costs nothing
         self.sampling, self.stop, self.rng, self.record = sampling, stop, rng, record
         self.limits: list[int] = []
         self.emitted: list[list[int]] = []
@@ -232,7 +234,7 @@ class Run:
     def _pass(self, draft: Draft) -> Scores | Judged:
         judged = None
         if self._judging is not None:
-            judged = self._judging.judge(draft, self.rule, self.rng, nodes=self.record.nodes)
+            judged = self._judging.judge(draft, self.rule, self.rng, nodes=self.record.nodes, readings=self._readings)
         return self.target.score(draft) if judged is None else judged
 
     def _room(self) -> Tensor:
@@ -261,7 +263,8 @@ class Run:
             verdict = late_guess.decide(self.rule, draft, late, scores, rng)
         else:
             verdict = self.rule(draft, scores, rng) if judged is None else judged.verdict
-        seen = FetchedStep(draft, verdict, self.record.nodes, judged)
+        seen = FetchedStep(draft, verdict, self.record.nodes, scores, self._readings, judged)
+        scores.fetched = seen.readings
         watch.lap("rule")
         tokens, paths = zip(*((seen.emitted(row), seen.path(row)) for row in range(len(self.open))), strict=True)
         cuts = [self._cut(row, emitted) for row, emitted in enumerate(tokens)]

@@ -7,16 +7,16 @@ Independent of what a token means. Over 400 lines, since the contract belongs to
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import fetch, upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import NotFinite
@@ -66,6 +66,7 @@ class Scores:
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
         self.recordings: Recordings | None = None  # of work on these scores; None: nothing is recorded
+        self.fetched: Mapping[Reading, Sequence[np.ndarray]] = {}  # what came to the host with the verdict
         self._logits = _finite(logits) if isinstance(logits, Tensor) else logits
         self._pipeline = copy.copy(pipeline)  # its state before the verdict on this draft
         self._bits: Tensor | None = None  # a constraint's, of all rows from `first` on
@@ -101,6 +102,11 @@ class Scores:
             return self._logits[:, :count]
         return self.logits(torch.arange(count, device=self.lengths.device).expand(len(self.lengths), -1))
 
+    def read(self, reading: Reading) -> Sequence[np.ndarray]:
+        """What a reading gives, on the host; a transfer, unless it came with the verdict."""
+        known = self.fetched.get(reading)
+        return fetch(*reading(self.draft, self)) if known is None else known
+
     def followed_by(self, draft: Draft) -> Scores:
         """The same scores for a longer draft; of its additional nodes they say nothing that is true."""
         known, last = self._logits, self.draft.size
@@ -127,7 +133,7 @@ class Scores:
             assert not isinstance(logits, Tensor)
             return logits(rows, member)
 
-        return Scores(
+        own = Scores(
             draft,
             self._pipeline.row(row),
             self.lengths[member],
@@ -135,6 +141,8 @@ class Scores:
             {tap: states[member, :stop] for tap, states in self.hidden.items()},
             self.first,
         )
+        own.fetched = {reading: [part[member] for part in parts] for reading, parts in self.fetched.items()}
+        return own
 
     def distribution(self, row: Tensor) -> Distribution:
         """The distribution after one row for each batch member: [B] -> [B, S]."""
@@ -409,9 +417,11 @@ class Judged:
 class JudgingTarget(CapturingTarget, Protocol):
     """Scores a draft and decides on it in one recording."""
 
-    def judge(self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool) -> Judged | None:
-        """`score` and the captured rule's verdict; `nodes`: the host reads the draft node by node. None where they are
-        not recorded together."""
+    def judge(
+        self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool, readings: Sequence[Reading] = ()
+    ) -> Judged | None:
+        """`score` and the captured rule's verdict; `nodes`: the host reads the draft node by node; `readings`: and
+        these. None where they are not recorded together."""
 
 
 # ---- optional abilities of drafters
@@ -466,6 +476,32 @@ class StandaloneDrafter(Protocol):
     """Takes its next guesses from the scores of its own draft, so no other drafter can draft in between."""
 
     standalone: Literal[True]
+
+
+class Reading(Hashable, Protocol):
+    """What a drafter learns on the host from a draft and its scores. Equal readings compute the same, so that they can
+    be part of a recording."""
+
+    parts: ClassVar[int]
+
+    def __call__(self, draft: Draft, scores: Scores) -> Sequence[Tensor]:
+        """As many tensors [B, ...] as `parts` says."""
+
+
+@runtime_checkable
+class ReadingDrafter(Protocol):
+    """Observes with `scores.read`: on a device its readings come to the host with the verdict, in one transfer."""
+
+    @property
+    def readings(self) -> tuple[Reading, ...]: ...
+
+
+def readings_of(drafter: Drafter) -> tuple[Reading, ...]:
+    """The readings of a drafter, and of those it combines."""
+    if isinstance(drafter, ReadingDrafter):
+        return drafter.readings
+    members = drafter.drafters if isinstance(drafter, CombinedDrafter) else ()
+    return tuple(dict.fromkeys(reading for member in members for reading in readings_of(member)))
 
 
 @runtime_checkable

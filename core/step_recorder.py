@@ -5,6 +5,7 @@ Independent of the loop.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.device import fetch
 from outrider.core.draft import Draft, Verdict
-from outrider.core.protocol import Judged, Scores
+from outrider.core.protocol import Judged, Reading, Scores
 from outrider.core.trace import Source
 
 
@@ -27,24 +28,37 @@ class Record:
     entropy: bool = False  # of the distribution that each committed token follows, in nats
 
 
-def fetched_parts(draft: Draft, verdict: Verdict, nodes: bool) -> list[Tensor]:
-    """What the host reads of a draft and its verdict, in the order in which `FetchedStep` takes it."""
+_NODE_PARTS = 7
+
+
+def fetched_parts(
+    draft: Draft, verdict: Verdict, nodes: bool, scores: Scores, readings: Sequence[Reading]
+) -> list[Tensor]:
+    """What the host reads of a draft, its verdict and its scores, in the order in which `FetchedStep` takes it."""
     wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
     wanted += [] if verdict.total_variation is None else [verdict.total_variation]
     wanted += [] if verdict.relaxed is None else [verdict.relaxed]
     if nodes:
         parents, fixed = draft.tree.parents.expand(draft.rows, -1), draft.fixed.expand(draft.rows, -1)
         wanted += [parents, draft.tried, fixed, verdict.tried, verdict.chance, verdict.p, verdict.q]
-    return wanted
+    return wanted + [part for reading in readings for part in reading(draft, scores)]
 
 
 class FetchedStep:
     """A draft and its verdict, copied to the host in one transfer."""
 
-    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool, judged: Judged | None = None) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        verdict: Verdict,
+        nodes: bool,
+        scores: Scores,
+        readings: Sequence[Reading],
+        judged: Judged | None = None,
+    ) -> None:
         self._note = draft.note
         self._nodes = nodes
-        wanted = fetched_parts(draft, verdict, nodes) if judged is None else judged.parts
+        wanted = fetched_parts(draft, verdict, nodes, scores, readings) if judged is None else judged.parts
         parts = iter(fetch(*wanted, bytes_of=None if judged is None else judged.packed))
         self._tokens, self._path, last, resampled = next(parts), next(parts), next(parts), next(parts)
         self._resampled = resampled[:, 0].tolist()
@@ -54,7 +68,8 @@ class FetchedStep:
         ]
         self._total_variation = None if verdict.total_variation is None else next(parts)
         self._relaxed = None if verdict.relaxed is None else next(parts)
-        self._rest = list(parts)
+        self._rest = [next(parts) for _ in range(_NODE_PARTS if nodes else 0)]
+        self.readings = {reading: [next(parts) for _ in range(reading.parts)] for reading in readings}
 
     def emitted(self, row: int) -> list[int]:
         """The tokens emitted in a row, before end tokens, stops and limits cut them."""

@@ -25,6 +25,7 @@ from outrider.core.protocol import (
     Prompts,
     Scores,
     WeightFree,
+    readings_of,
 )
 from outrider.core.rng import CounterRNG
 
@@ -70,7 +71,7 @@ class PerRow:
 
     def __init__(self, make: Callable[[], Drafter], first: Drafter | None = None) -> None:
         self._make, first = make, first or make()
-        self.vocabulary, self.needs = first.vocabulary, first.needs
+        self.vocabulary, self.needs, self.readings = first.vocabulary, first.needs, readings_of(first)
         self._spare: list[Drafter] = [first]
         self._rows: list[Drafter | None] = []
         self._drafts: list[Draft] = []

@@ -21,7 +21,7 @@ from outrider.core.engine.cuda_graphs import Inputs
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.rows import Rows, advance, device_rows, host_lengths
 from outrider.core.engine.self_draft_views import at_nodes, position_bound
-from outrider.core.protocol import Judged, Rule, Scores
+from outrider.core.protocol import Judged, Reading, Rule, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import fetched_parts
 
@@ -59,6 +59,7 @@ class Judge:
         taps: frozenset[str],
         *,
         nodes: bool,
+        readings: Sequence[Reading],
     ) -> Judged | None:
         """The scores and the verdict; None if they are not recorded together."""
         cache, graphs, sampling = self.cache, self.graphs, pipeline.sampling
@@ -76,9 +77,9 @@ class Judge:
         with graphs.pool.lock:
             angles = graphs.network.angles
             where = store.data_ptr(), *store.shape, columns, angles[0].data_ptr()
-            key = (*where, "round", plain, sampling, nodes, *sorted(taps), *drafted.key)
+            key = (*where, "round", plain, sampling, nodes, *readings, *sorted(taps), *drafted.key)
             inputs = cache.rows.entries, cache.rows.pending, cache.rows.pending_count, *drafted.inputs
-            work = partial(self._judged, store, columns, plain, sampling, taps, nodes, drafted)
+            work = partial(self._judged, store, columns, plain, sampling, taps, (nodes, readings), drafted)
             lent = graphs.pool.lend(key, inputs, work, angles)
         logits, hidden, lengths, parts, fetched, flat = lent.out
         cache.scored, cache.scratch_owner = draft.size, self
@@ -97,7 +98,7 @@ class Judge:
         rule: Rule,
         sampling: Sampling,
         taps: frozenset[str],
-        nodes: bool,
+        wanted: tuple[bool, Sequence[Reading]],
         drafted: RecordedDraft,
         inputs: Inputs,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
@@ -108,8 +109,9 @@ class Judge:
         states, _, hidden = self.graphs.compute(store, columns, taps, False, passed)
         logits = self.graphs.network.logits(at_nodes(states, rows, draft, 0, None))
         hidden = {tap: at_nodes(tapped, rows, draft, 0, None) for tap, tapped in hidden.items()}
-        verdict = rule(draft, scores_of(draft, sampling, logits), rng)
-        fetched = tuple(fetched_parts(draft, verdict, nodes))
+        scores, (nodes, readings) = scores_of(draft, sampling, logits), wanted
+        verdict = rule(draft, scores, rng)
+        fetched = tuple(fetched_parts(draft, verdict, nodes, scores, readings))
         return logits, hidden, rows.committed, verdict.parts, fetched, packed(fetched)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> bool:

@@ -32,7 +32,7 @@ from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_sc
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels import native
-from outrider.core.protocol import PREFILL_CHUNK, Judged, Prefill, Prompts, Rule, Scores
+from outrider.core.protocol import PREFILL_CHUNK, Judged, Prefill, Prompts, Reading, Rule, Scores
 from outrider.core.rng import CounterRNG
 
 __all__ = ["Config", "Decoder"]
@@ -332,13 +332,15 @@ class Decoder:
             return grown(graphs.pool, self.cache, key, scratch, given, grow, owner=self, references=angles)
 
     @torch.no_grad()
-    def judge(self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool) -> Judged | None:
+    def judge(
+        self, draft: Draft, rule: Rule, rng: CounterRNG, *, nodes: bool, readings: Sequence[Reading] = ()
+    ) -> Judged | None:
         graphs, own = self.network.graphs, type(self).score is Decoder.score and type(self).keep is Decoder.keep
         if graphs is None or not own or self.network.before_layer is not None:
             return None
         if self._judge is None or self._judge.graphs is not graphs:
             self._judge = Judge(graphs, self.cache)
-        return self._judge.judge(draft, rule, rng, self._pipeline, self._taps, nodes=nodes)
+        return self._judge.judge(draft, rule, rng, self._pipeline, self._taps, nodes=nodes, readings=readings)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

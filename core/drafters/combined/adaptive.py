@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core.cost.break_even import Cost
-from outrider.core.device import fetch, upload
+from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict, select
 from outrider.core.errors import Incompatible, InvalidOption, unknown
@@ -33,6 +33,7 @@ from outrider.core.protocol import (
     Scores,
     StandaloneDrafter,
     WeightFree,
+    readings_of,
 )
 from outrider.core.rng import CounterRNG
 
@@ -137,6 +138,7 @@ class Adaptive:
             raise Incompatible(f"the drafters have vocabularies of {sizes}; they must be made for one target")
         self.vocabulary: int | None = sizes.pop() if sizes else None
         self.needs = frozenset[str]().union(*(drafter.needs for drafter in self.drafters))
+        self.readings = (_SHAPE, *dict.fromkeys(each for drafter in self.drafters for each in readings_of(drafter)))
         self._make = partial(CHOOSERS[by], len(self.drafters), **(settings or {}))
         self._make()  # refuses wrong settings now
         self._given, self._verify, self._clock = dict(costs or {}), verify or constant_cost, clock
@@ -199,7 +201,7 @@ class Adaptive:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         now = self._clock() if self._clock else 0.0
-        counts, depths = fetch(draft.live.sum(1, keepdim=True), deepest(draft)[:, None])
+        counts, depths = scores.read(_SHAPE)
         for row, emitted in enumerate(verdict.rows(draft)):
             self._texts[row] += emitted
             for arm, tree in enumerate(self._trees):
@@ -251,10 +253,10 @@ class Guesses:
     """A draft on the host, to compare with the emitted tokens."""
 
     def __init__(self, draft: Draft) -> None:
-        parts = fetch(draft.tokens, draft.tree.parents.expand(draft.rows, -1), draft.live)
+        host = draft.on_host
         self._children: list[dict[tuple[int, int], int]] = []
         self.sizes: list[int] = []
-        for tokens, parents, live in zip(*(part.tolist() for part in parts), strict=True):
+        for tokens, parents, live in zip(host.tokens, host.parents, host.tried, strict=True):
             pairs = zip(parents, tokens, strict=True)
             self._children.append({pair: node for node, pair in enumerate(pairs) if live[node]})
             self.sizes.append(sum(live))
@@ -267,6 +269,19 @@ class Guesses:
                 break
             node, count = below, count + 1
         return count
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How many live nodes each row's draft has, and on how many levels, [B, 1] each."""
+
+    parts: ClassVar[int] = 2
+
+    def __call__(self, draft: Draft, scores: Scores) -> Sequence[Tensor]:
+        return draft.live.sum(1, keepdim=True), deepest(draft)[:, None]
+
+
+_SHAPE = _Shape()
 
 
 def deepest(draft: Draft) -> Tensor:

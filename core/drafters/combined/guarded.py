@@ -32,6 +32,7 @@ from outrider.core.protocol import (
     Prompts,
     Scores,
     StandaloneDrafter,
+    readings_of,
 )
 from outrider.core.rng import CounterRNG
 
@@ -73,6 +74,7 @@ class Guarded:
                 f"{drafter.name} updates its guesses from its own draft's scores, so it can't be switched off"
             )
         self.vocabulary, self.needs = self._inner.vocabulary, self._inner.needs
+        self.readings = readings_of(self._inner)
         self._free = weight_free(self._inner) and not cost
         self._catches_up = isinstance(self._inner, CatchUpDrafter)
         self._crowd = 1

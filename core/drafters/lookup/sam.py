@@ -50,6 +50,7 @@ class SamDecoding(WeightFree, TrieDrafter):
         self.corpus = corpus if corpus is None or isinstance(corpus, Datastore) else Datastore.build(corpus)
         self.length, self.threshold, self.bias = length, threshold, bias
         self.otherwise = TokenRecycling(nodes=nodes)
+        self.readings = self.otherwise.readings
         self.sources: list[str] = []  # of the last draft of each row: text, corpus or recycling
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:

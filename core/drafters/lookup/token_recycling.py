@@ -12,9 +12,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
-from outrider.core.device import fetch
+from torch import Tensor
+
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
@@ -33,6 +36,20 @@ _BY_RANK = (0.33, 0.10, 0.065, 0.045, 0.035, 0.03, 0.025, 0.02)
 STATIC = "static"
 _NO_TOKEN = -1  # the last token of an empty row
 _MAX_RECYCLED = 64  # rows of a target pass
+
+
+@dataclass(frozen=True)
+class _Likeliest:
+    """The target's `count` likeliest tokens after the root and each node [B, R, K] and their logits; the nodes' tokens
+    [B, N], and which are live."""
+
+    count: int
+    parts: ClassVar[int] = 4
+
+    def __call__(self, draft: Draft, scores: Scores) -> Sequence[Tensor]:
+        logits = scores.leading(min(draft.size + 1, _MAX_RECYCLED))
+        values, ids = largest(logits, min(self.count, scores.vocabulary))
+        return ids, values, draft.tokens, draft.live
 
 
 class TokenRecycling(IndependentRows, TrieDrafter):
@@ -64,6 +81,7 @@ class TokenRecycling(IndependentRows, TrieDrafter):
             tree = sequoia(_BY_RANK[:successors], nodes, depth).shape(nodes, depth)
         self.tree = None if tree is None else validate(tree)
         self._ranks = () if self.tree is None else ranks(self.tree)
+        self.readings = (_Likeliest(successors),)
         self.remember = remember
         self.initial_table: Mapping[int, Successors] = {} if initial_table is None else initial_table
         self.table: dict[int, Successors] = {}  # of earlier generations
@@ -149,13 +167,12 @@ class TokenRecycling(IndependentRows, TrieDrafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = min(draft.size + 1, _MAX_RECYCLED)
-        values, ids = largest(scores.leading(count), min(self.successors, scores.vocabulary))
-        parts = (ids, values, draft.tokens, draft.live, verdict.path)
-        best, logits, tokens, live, paths = (part.tolist() for part in fetch(*parts))
+        best, logits, tokens, live = (part.tolist() for part in scores.read(self.readings[0]))
+        paths = verdict.path.tolist() if verdict.outcome is None else verdict.outcome.paths
         for row, emitted in enumerate(verdict.rows(draft)):
             if self._last[row] == _NO_TOKEN:
                 continue
-            drafted = zip(tokens[row][: count - 1], live[row], strict=False)
+            drafted = zip(tokens[row][: count - 1], live[row], strict=False)  # in a batch, the row's nodes come first
             contexts = [  # the token each score row follows
                 self._last[row],
                 *(token if alive and token < scores.vocabulary else _NO_TOKEN for token, alive in drafted),

@@ -11,13 +11,13 @@ prefixes, and has a pool per row. Works on token ids alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from outrider.core.device import fetch, upload
+from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, to_draft
@@ -81,6 +81,21 @@ class _Row:
                 self.note(self.text)
 
 
+@dataclass(frozen=True)
+class _Tips:
+    """The target's likeliest tokens [B, W] after the tips of `window` teeth, from row `first` of the scores on; where
+    no row has a comb, of other rows."""
+
+    first: int
+    window: int
+    parts: ClassVar[int] = 1
+
+    def __call__(self, draft: Draft, scores: Scores) -> Sequence[Tensor]:
+        rows = torch.arange(self.first, self.first + self.window, device=draft.tokens.device).clamp(max=draft.size)
+        distributions = scores.distributions(rows.expand(draft.rows, -1))
+        return (distributions.name(argmax(distributions.probs)),)
+
+
 class Lookahead(WeightFree):
     """Trajectories at `window` positions, n-grams of `ngram` tokens, `pool` of them kept per first token, and up to
     `guesses` of them drafted."""
@@ -94,6 +109,7 @@ class Lookahead(WeightFree):
                 "ngram 2 or more"
             )
         self.window, self.ngram, self.guesses, self.pool = window, ngram, guesses, pool
+        self.readings = (_Tips(window * (ngram - 2) + 1, window),)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [_Row(prompt, self.window, self.ngram, self.pool, sum(prompt)) for prompt in prompts]
@@ -117,10 +133,7 @@ class Lookahead(WeightFree):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         tips: list[list[int]] = [[] for _ in self._rows]
         if any(self._combed):
-            first = self.window * (self.ngram - 2) + 1  # row of the scores after the first tooth's tip
-            rows = torch.arange(first, first + self.window, device=draft.tokens.device).expand(draft.rows, -1)
-            distributions = scores.distributions(rows)
-            tips = fetch(distributions.name(argmax(distributions.probs)))[0].tolist()
+            tips = scores.read(self.readings[0])[0].tolist()
         for row, own_tips, combed, emitted in zip(self._rows, tips, self._combed, verdict.rows(draft), strict=True):
             row.move(own_tips if combed else [], emitted)
 

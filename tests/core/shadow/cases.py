@@ -41,14 +41,8 @@ WAITS = {
     "predrafted": 2,  # whether the prepared outcome happened decides what is drafted next
     "pearl": 2,
     "on-the-fly-window": 2,  # its formula is evaluated on the host
-    "token-recycling": 2,  # the successors that it learns from the target's logits are kept on the host
-    "sam-decoding": 2,
-    "lookahead": 2,  # so are its n-grams
-    "ensemble": 2,  # and those of its members
-    "adaptive": 6,  # every member observes the verdict, three of them learn on the host
     "cross-vocabulary": 4,  # drafted tokens are translated as text, between the draft model's passes
     "cs-drafting": 4,  # the inner drafter looks n-grams up on the host, between the draft model's passes
-    "guarded": 2,  # its drafter observes the verdict on the host
     "swift": 4,  # its layer search reads the rows' texts, and on the host how many tokens a set of layers predicts
 }
 
