@@ -222,7 +222,10 @@ class ModalityTab:
         return [controls.update_slider(knob, given) for knob in knobs]
 
     def _begin(self, request: gr.Request) -> list[Update]:
-        return list(enter(self.queue, visitor(request)))
+        ticket, status = enter(self.queue, visitor(request))
+        if ticket != REFUSED:
+            self.view.kept.begin(visitor(request), self.view.name)
+        return [ticket, status]
 
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()

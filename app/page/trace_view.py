@@ -59,6 +59,11 @@ class TraceView:
         path = recordings.examples().get(_OPENING.get(self.name, ""))
         return None if path is None else recordings.read(path.read_bytes())
 
+    @cached_property
+    def _opening(self) -> list[Update]:
+        """The updates that show the example, drawn once for all visitors."""
+        return [] if self.example is None else self.shown(self.example, "recorded")
+
     def build(self, opened: bool = False) -> None:
         """The answer with its views; `opened`: with the example in it."""
         example = self.example if opened else None
@@ -119,10 +124,11 @@ class TraceView:
         return [*updates, render.steps(recording), charts, _theory(run), *sliders]
 
     def open_example(self, request: gr.Request) -> list[Update]:
-        """Show the bundled recording to a visitor who has made none."""
-        if self.example is None or self.find(request) is not None:
+        """Show the bundled recording to a visitor who has begun no run here."""
+        opening = self._opening
+        if not opening or self.kept.has_begun(visitor(request), self.name):  # also while it was drawn
             return [gr.skip() for _ in self.outputs]
-        return self.shown(self.example, "recorded")
+        return opening
 
     def partial(self, status: str | None = None, output: str | None = None) -> list[Update]:
         """Updates of the status or the output alone."""

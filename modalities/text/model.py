@@ -117,7 +117,7 @@ class TextModel:
     def _rendered(self, messages: Sequence[Message], tools: Tools | None) -> list[int]:
         if tools is None:
             return self.tokens.encode(self.tokens.render(messages), special=False)
-        check_messages(messages)
+        check_messages(messages, self.tokens.template)
         shown = tools.shown(messages, self.tokens.template)
         written = [function.written for function in tools.functions]
         return self.tokens.encode(self.tokens.render(shown, written), special=False)

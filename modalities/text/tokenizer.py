@@ -148,7 +148,7 @@ class Tokens:
         """Render a conversation with the chat template, up to the start of the answer."""
         if self.template is None:
             raise TokenizerError("the model has no chat template; give a string and raw=True to continue it")
-        check_messages(messages)
+        check_messages(messages, self.template)
         try:
             text: str = shared().ask(
                 "render", self.template, [dict(message) for message in messages], self.special, list(tools)
@@ -165,8 +165,9 @@ def _complaint(why: str) -> str:
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "model")
 
 
-def check_messages(messages: Sequence[Message]) -> None:
-    """Raise InvalidOption unless messages are {"role": ..., "content": ...} and the last one has text."""
+def check_messages(messages: Sequence[Message], template: str | None = None) -> None:
+    """Raise InvalidOption unless messages are {"role": ..., "content": ...} with roles that are usual or named in the
+    chat template, and the last one has text. Most templates render any role, and a misspelt one is not noticed."""
     if not messages:
         raise InvalidOption("the conversation is empty; give at least one message")
     for number, message in enumerate(messages):
@@ -178,5 +179,10 @@ def check_messages(messages: Sequence[Message]) -> None:
             if not isinstance(message[part], str):
                 kind = type(message[part]).__name__
                 raise InvalidOption(f"the {part} of message {number} is a {kind}; a text model needs a string")
+        if message["role"] not in _ROLES and message["role"] not in (template or ""):
+            raise InvalidOption(
+                f"the role of message {number} is {message['role']!r:.40}; the model's chat template doesn't name it. "
+                f"Usual are {', '.join(_ROLES[:5])}"
+            )
     if not messages[-1]["content"].strip():
         raise InvalidOption("the last message is empty; give it some text")

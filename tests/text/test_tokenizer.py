@@ -80,6 +80,7 @@ def test_a_template_is_sandboxed_and_its_error_is_reported(
         (["hello"], "message 0 is 'hello'"),
         ([{"role": "user", "content": [{"type": "image"}]}], "content of message 0 is a list"),
         ([{"role": "user", "content": "  "}], "last message is empty"),
+        ([{"role": "wizard", "content": "x"}], "role of message 0 is 'wizard'"),
     ],
 )
 def test_invalid_conversations_raise(messages: list[object], message: str, folder: Path) -> None:

@@ -55,3 +55,15 @@ def test_the_size_counts_every_part() -> None:
     one = recording(10)
     assert size(replace(one, picture="x" * 8_000)) == size(one) + 1_000
     assert size(replace(one, plain=one, words=((0.0, "a"),))) == 2 * size(one) + 1
+
+
+def test_a_run_that_has_begun_is_known_before_it_has_a_recording() -> None:
+    kept = KeptRecordings()
+    kept.begin("ann", "image")
+    assert kept.has_begun("ann", "image") and kept.find("ann", "image") is None
+    assert not kept.has_begun("ann", "text") and not kept.has_begun("bob", "image")
+    kept.keep("ann", "image", recording(1))
+    kept.begin("ann", "image")  # a second run: the first recording is shown until it is done
+    assert kept.find("ann", "image") is not None
+    kept.forget("ann")
+    assert not kept.has_begun("ann", "image") and kept._size == 0
