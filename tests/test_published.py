@@ -26,6 +26,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.protocol import Target
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import (
+    KINDS,
     Case,
     SequenceDistribution,
     enumerate_output,
@@ -41,6 +42,7 @@ from outrider.speech.hub.model import PublishedSpeech
 from outrider.speech.hub.model import published as sound
 from outrider.speech.resolve_drafter import drafters
 from outrider.text.multimodal import MultimodalModel
+from tests.turns import takes_turn
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -149,8 +151,10 @@ def drafting(name: str) -> list[str]:
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
-    """All pairs of class and drafter."""
-    return [(name, drafter) for name in names for drafter in applies(name)]
+    """Pairs of class and drafter: every kind of draft, and other drafters in turns."""
+    return [
+        (name, drafter) for name in names for drafter in applies(name) if drafter in KINDS or takes_turn(name, drafter)
+    ]
 
 
 @pytest.fixture(autouse=True, scope="module")

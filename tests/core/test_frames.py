@@ -33,6 +33,7 @@ from outrider.core.testing.conformance import (
 )
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.vocab_mask import RepeatingRanges, frame_tokens, frames
+from tests.turns import takes_turn
 
 CODES = 3
 CONDITIONS = ([2], [1, 0])  # ids of the inner model that stand before each row
@@ -186,6 +187,8 @@ def settings() -> list[Any]:
                 )
                 marks = [] if quick else [pytest.mark.slow]
                 label = f"{name}{number}-{books}-{independent}"
+                if not quick and not takes_turn(label):
+                    continue
                 found.append(pytest.param(DRAFTERS[name], options, books, independent, id=label, marks=marks))
     return found
 

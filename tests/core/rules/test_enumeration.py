@@ -104,8 +104,9 @@ def slowly(names: Iterable[str], quick: Collection[str]) -> list[Any]:
 
 def settings() -> list[Any]:
     """Kinds of drafts meet every rule and sampling (a processor under rules that compare distributions only); further
-    drafters of those kinds meet every rule, and every sampling under the default; further options of a drafter take
-    turns. The fast part has kinds under every rule, and every drafter under the default, once."""
+    drafters of those kinds meet the default rule, and in turns every rule and every sampling under the default; further
+    options of a drafter take turns. The fast part has kinds under every rule, and every drafter under the default,
+    once."""
     found = []
     for one in COMBINATIONS:
         method, options, rule = one.values
@@ -118,7 +119,8 @@ def settings() -> list[Any]:
                 and (kind or usual)
                 and (sampling == "T=1" or (kind and usual and sampling in ("penalties, end", "processor")))
             )
-            if (kind or usual or sampling == "T=1") and (first or takes_turn(one.id, sampling)):
+            always = quick or (kind and first)
+            if (kind or usual or sampling == "T=1") and (always or takes_turn(one.id, sampling)):
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(*one.values, sampling, id=f"{one.id}-{sampling}", marks=marks))
     return found

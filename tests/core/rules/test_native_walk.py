@@ -98,8 +98,8 @@ def distance(
 
 
 def settings() -> list[Any]:
-    """Every kind of draft under every rule and sampling, further options in turns; the fast part has those with
-    compiled code, and every way to renew a window."""
+    """Every kind of draft under every rule and sampling, in turns; the fast part has all with compiled code,
+    and every way to renew a window."""
     cases = []
     for name in KINDS:
         for number, options in enumerate(DRAFTERS[name].test_options):
@@ -116,7 +116,7 @@ def settings() -> list[Any]:
                     )
                     marks = [] if quick else [pytest.mark.slow]
                     case = f"{name}{number}-{rule.name}-{sampling}"
-                    if number and not quick and not takes_turn(case, sampling):
+                    if not quick and not takes_turn(case, sampling):
                         continue
                     cases.append(pytest.param(DRAFTERS[name], options, rule, sampling, id=case, marks=marks))
     return cases

@@ -24,6 +24,7 @@ from outrider.core.testing.conformance import (
     trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
+from tests.turns import takes_turn
 
 pytestmark = pytest.mark.slow
 DRAWS = 20_000
@@ -53,11 +54,11 @@ SHAPES = [name for name in KINDS if name not in ("prompt-lookup", "ensemble")]
 
 def meets(method: Method, number: int, rule: Method) -> bool:
     """Every rule meets a drawn chain, drawn trees with and without replacement, a fixed tree and a window. The default
-    meets every setting of those, and one of every other drafter: one that draws, if there is one."""
+    meets every setting of those, and in turns one of every other drafter: one that draws, if there is one."""
     if rule.name != "exact":
         return method.name in SHAPES and not number and (rule.name != "block" or method.name == "draft-model")
     draws = [place for place, one in enumerate(method.test_options) if one.get("draft_kind") in ("chain", "sampled")]
-    return method.name in SHAPES or number == (draws or [0])[-1]
+    return method.name in SHAPES or (number == (draws or [0])[-1] and takes_turn(method.name))
 
 
 COMBINATIONS = [

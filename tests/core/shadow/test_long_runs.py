@@ -1,7 +1,7 @@
 """Trained drafters on a device over many rounds, with rows that enter and leave: no row's tokens change, and after 50
 rounds hardly anything is recorded any more.
 
-300 rounds each in the suite, 2,000 under `OUTRIDER_SHADOW=all`."""
+150 rounds each in the suite, 2,000 under `OUTRIDER_SHADOW=all`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider.core.protocol import Drafter
 from outrider.core.testing.soak import SoakRequest, decode_alone
 from tests.core.shadow.cases import ALL, DEVICES, PROMPTS, SAMPLINGS, Device, drafter_on, network
 
-ROUNDS = 2_000 if ALL else 300
+ROUNDS = 2_000 if ALL else 150
 TRAINED = ["eagle2", "eagle3", "mtp", "hydra", "medusa", "dspark", "kangaroo"]
 LENGTHS = (7, 40, 19, 3, 64, 28)
 SAMPLING = SAMPLINGS["greedy"]

@@ -26,11 +26,13 @@ from outrider.core.training.acceptance_curve import Curve, walk
 from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
+from tests.turns import takes_turn
 
 SHAPE = Config(vocabulary=31, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
 TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}
 SPOKEN = [method for method in TRAINED.values() if method.name != "ctc"]  # frames are not about places
 GREEDY = Sampling(temperature=0)
+USUAL = ("medusa", "hydra", "eagle3", "mtp", "dflash")
 PARTS = ("attention.qkv", "attention.out", "mlp.up_gate", "mlp.down")
 
 
@@ -191,7 +193,11 @@ def judged(learner: Any, teacher: DecoderTeacher, held: list[Lesson]) -> Curve:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    [one for name, one in TRAINED.items() if name in USUAL or takes_turn(name)],
+    ids=lambda method: method.name,
+)
 def test_training_improves_drafts_as_simulated(method: Method, measured: Any) -> None:
     model = Decoder.random(SHAPE, seed=5)
     teacher = DecoderTeacher(model)
