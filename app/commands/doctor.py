@@ -8,10 +8,12 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,19 +199,24 @@ def repair_torchaudio(torch: dict[str, Any]) -> list[str]:
     return [done] if done else []
 
 
+def errors_of(modules: Mapping[str, tuple[str, ...]]) -> dict[str, str | None]:
+    """The error of importing each package's modules. All share a process, as most import the same; where that fails,
+    each has its own."""
+    if probe(*chain.from_iterable(modules.values())).error is None:
+        return dict.fromkeys(modules)
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        outcomes = pool.map(lambda names: probe(*names), modules.values())
+        return {name: outcome.error for name, outcome in zip(modules, outcomes, strict=True)}
+
+
 def examine(*, fix: bool = False) -> Report:
     """Check everything; with `fix`, first repair what can be repaired automatically."""
     torch = probe("torch") if version_of("torch") else Outcome({}, None)
     repaired = repair_torchaudio(torch.facts) if fix else []
     installed = [package for package in PACKAGES if package.name != "torch" and version_of(package.name)]
     unused = [name for name in UNUSED if version_of(name)]
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        probed = [package.modules for package in installed] + [(name,) for name in unused]
-        outcomes = list(pool.map(lambda modules: probe(*modules), probed))
-    errors = {"torch": torch.error} | {
-        name: outcome.error
-        for name, outcome in zip([package.name for package in installed] + unused, outcomes, strict=True)
-    }
+    modules = {package.name: package.modules for package in installed} | {name: (name,) for name in unused}
+    errors = {"torch": torch.error} | errors_of(modules)
     findings = [check_package(package, version_of(package.name), errors.get(package.name)) for package in PACKAGES]
     findings += [check_unused(name, version_of(name) or "", errors[name]) for name in unused]
     gpu = check_gpu(nvidia_gpus(), torch.facts)

@@ -96,6 +96,12 @@ def test_the_report_of_this_machine_is_ok_and_json() -> None:
     assert report.repaired == [], "set-up has repaired it already"
 
 
+def test_a_package_that_fails_is_told_from_those_beside_it() -> None:
+    assert doctor.errors_of({"json": ("json",), "shlex": ("shlex",)}) == {"json": None, "shlex": None}
+    found = doctor.errors_of({"json": ("json",), "gone": ("no_such_module",)})
+    assert found["json"] is None and "no_such_module" in (found["gone"] or "")
+
+
 def test_native_kernels_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.core.kernels import native
 
