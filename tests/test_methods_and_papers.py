@@ -83,7 +83,8 @@ def test_rules_quote_what_the_reports_measured_of_their_defaults(name: str) -> N
 
 
 def test_what_is_judged_close_is_close() -> None:
-    """Pictures: within 1 % of plain decoding in KID and FID, and no fewer recognised among five."""
+    """Pictures: within 1 % of plain decoding in KID and FID, and no fewer recognised among five. Speech: at most half a
+    point more of words wrong, DNSMOS within 0.05, and no interval that excludes no difference."""
     rows = json.loads((ROOT / "reports" / "image" / "judged.json").read_text(encoding="utf-8"))["rows"]
     plain = [row["quality"] for row in rows if row["drafter"] == "plain"]
     for name, rule in RULES.items():
@@ -91,6 +92,12 @@ def test_what_is_judged_close_is_close() -> None:
             (found,) = (row["quality"] for row in rows if row["rule"] == name)
             assert all(found[part] < 1.01 * max(one[part] for one in plain) for part in ("KID", "FID"))
             assert found["top-5"] >= min(one["top-5"] for one in plain)
+    for name, rule in RULES.items():
+        if "speech" in rule.as_good:
+            for found in (row["quality"] for row in rows_of_default("speech", "judged", rule)):
+                assert found["word_error"]["apart"] <= 0.005 and found["dnsmos"]["apart"] >= -0.05
+                for part in ("word_error", "dnsmos", "speaker_similarity"):
+                    assert found[part]["apart_low"] <= 0 <= found[part]["apart_high"], (name, part)
 
 
 def test_rules_with_fewer_tokens_than_exact_are_said_to_be() -> None:
