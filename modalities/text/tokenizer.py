@@ -1,7 +1,7 @@
 """Encodes and decodes text with a model's tokenizer.json and chat template, without importing transformers.
 
-If a folder has no tokenizer.json, transformers converts the files that are there. Chat templates are untrusted code:
-they run in a sandbox, in a child process with bounded time and memory. Independent of models.
+If a folder has no tokenizer.json, transformers converts the files that are there. Files of strangers are judged in a
+child process with bounded time and memory, where chat templates run in a sandbox too. Independent of models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.core.assets.files import read_json
 from outrider.core.errors import InvalidOption, OutriderError
-from outrider.text.untrusted.process import UntrustedError, check_tokenizer, shared
+from outrider.text.untrusted.process import UntrustedError, check_tokenizer, converted_tokenizer, shared
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,7 +41,7 @@ class Tokens:
         from tokenizers import Tokenizer
 
         if not (folder / "tokenizer.json").is_file():
-            return cls.of_transformers(folder)
+            return cls._converted(folder)
         path = folder / "tokenizer.json"
         try:
             check_tokenizer(path)
@@ -72,18 +72,19 @@ class Tokens:
         return cls(tokenizer, template, special)
 
     @classmethod
-    def of_transformers(cls, source: Any) -> Tokens:
-        """Convert a transformers tokenizer, given as an object or a folder."""
-        if isinstance(source, Path):
-            from transformers import AutoTokenizer
+    def _converted(cls, folder: Path) -> Tokens:
+        """Load other tokenizer files, which transformers converts in a child process."""
+        from tokenizers import Tokenizer
 
-            try:
-                source = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:  # transformers raises many kinds; panics of the library are no Exception
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                raise TokenizerError(f"{source} has no tokenizer: {reason}") from None
+        try:
+            whole = converted_tokenizer(folder)
+        except (UntrustedError, OSError) as error:
+            raise TokenizerError(f"{folder} has no tokenizer: {str(error)[:200]}") from None
+        return cls(Tokenizer.from_str(whole["tokenizer"]), whole["template"], whole["special"])
+
+    @classmethod
+    def of_transformers(cls, source: Any) -> Tokens:
+        """Convert a transformers tokenizer that is loaded."""
         backend = getattr(source, "backend_tokenizer", None)
         if backend is None:
             raise TokenizerError(

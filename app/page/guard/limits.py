@@ -21,6 +21,7 @@ JSON = 512_000  # bytes of a call
 UPLOADS = 4  # at the same time
 KEPT, KEPT_OF_ONE = 32, 16  # uploaded files, in all and of one address
 FRESH = 30.0  # seconds for which an uploaded file isn't deleted to make room for others
+HELD = 600.0  # seconds at most for which a waiting call holds the files that it names
 UNREAD = 4  # calls of a session that nobody reads the results of
 SESSIONS = 64  # whose state is kept
 PATIENCE = 30.0  # seconds for a body to arrive, and for the reader of a stream to take a message
@@ -42,6 +43,7 @@ class Limits:
         self.app, self.upload, self.patience = app, upload, patience
         self.kept: dict[str, tuple[float, str]] = {}  # uploaded files, oldest first: time of arrival and address
         self._requests = self._uploads = 0
+        self._held: dict[str, tuple[float, str]] = {}  # by file: until when and for which session's call
         self._unread: OrderedDict[str, int] = OrderedDict()  # by session: calls since results were last read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +83,9 @@ class Limits:
                 await _busy(scope, send, f"the results of {UNREAD} earlier calls were not read")
                 return
             self._unread[session] = self._unread.pop(session, 0) + 1
+            for path in self.kept:
+                if json.dumps(path).encode() in body:
+                    self._held[path] = time.monotonic() + HELD, session
             if len(self._unread) > 2 * SESSIONS:
                 self._unread.popitem(last=False)
         await self.app(scope, _replay(body, receive), send)
@@ -127,11 +132,14 @@ class Limits:
         address = str((scope.get("client") or ["unknown"])[0])
         now = time.monotonic()
         for path in [path for path, (arrived, _) in self.kept.items() if now - arrived > FRESH]:
-            self._discard(path)
+            if now > self._held.get(path, (0.0, ""))[0]:
+                self._discard(path)
         own = sum(kept_by == address for _, kept_by in self.kept.values())
         if len(self.kept) >= KEPT or own >= KEPT_OF_ONE:
             await _busy(
-                scope, send, f"{len(self.kept)} uploaded files, {own} of them yours, are less than {FRESH:g} s old"
+                scope,
+                send,
+                f"{len(self.kept)} uploaded files, {own} of them yours, are less than {FRESH:g} s old or in use",
             )
             return
         messages: list[Message] = []
@@ -155,6 +163,7 @@ class Limits:
     def _discard(self, path: str) -> None:
         """Delete an uploaded file."""
         del self.kept[path]
+        self._held.pop(path, None)
         Path(path).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the folder of files with these contents may have another one
             Path(path).parent.rmdir()
@@ -178,13 +187,22 @@ class Limits:
 
         async def sent(message: Message) -> None:
             self._unread.pop(session, None)
+            if b'"process_completed"' in message.get("body", b""):
+                self._release(session)
             if not gone.is_set():
                 try:
                     await asyncio.wait_for(send(message), self.patience)
                 except (TimeoutError, OSError):
                     gone.set()
 
-        await self.app(scope, received, sent)
+        try:
+            await self.app(scope, received, sent)
+        finally:
+            self._release(session)
+
+    def _release(self, session: str) -> None:
+        for path in [path for path, (_, holder) in self._held.items() if holder == session]:
+            del self._held[path]
 
 
 async def _busy(scope: Scope, send: Send, why: str) -> None:

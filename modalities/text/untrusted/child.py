@@ -6,7 +6,9 @@ bounds its time (process.py)."""
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +70,10 @@ def try_tokenizer(path: str) -> None:
     """Load a tokenizer file, then encode and decode a text: what makes the library panic or abort, does so here."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(path)
+    _try(Tokenizer.from_file(path))
+
+
+def _try(tokenizer: Any) -> None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     for special in (False, True):
@@ -76,7 +81,37 @@ def try_tokenizer(path: str) -> None:
         tokenizer.decode(ids[:1000], skip_special_tokens=special)
 
 
-ACTIONS: dict[str, Callable[..., Any]] = {"render": render, "try_tokenizer": try_tokenizer}
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def _hide(hidden: str) -> None:
+    """Let transformers not find it: importing torch takes seconds and 400 MB, and no tokenizer needs it."""
+    found = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: None if name == hidden else found(name, package)
+
+
+def convert_tokenizer(folder: str) -> dict[str, Any]:
+    """A folder without tokenizer.json, as transformers reads it: the file's text, the template and special tokens."""
+    _hide("torch")
+    from transformers import AutoTokenizer
+
+    source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = getattr(source, "backend_tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"a {type(source).__name__} has no fast version; give a tokenizer that has a tokenizer.json")
+    _try(tokenizer)
+    template = getattr(source, "chat_template", None)
+    if isinstance(template, dict):  # several named templates
+        template = template.get("default")
+    special = {name: str(text) for name in _SPECIAL if (text := getattr(source, name, None))}
+    return {"tokenizer": tokenizer.to_str(), "template": template, "special": special}
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "render": render,
+    "try_tokenizer": try_tokenizer,
+    "convert_tokenizer": convert_tokenizer,
+}
 
 
 def serve(megabytes: int) -> None:
@@ -85,6 +120,8 @@ def serve(megabytes: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -95,8 +132,8 @@ def serve(megabytes: int) -> None:
             answer = {"error": f"it needs more than {megabytes} MB of memory"}
         except BaseException as error:  # the tokenizer library's panics are no Exception
             answer = {"error": " ".join(str(error).split())[:300] or type(error).__name__}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

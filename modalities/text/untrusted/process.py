@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -17,11 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from outrider.core.assets.files import write_atomically
 from outrider.core.errors import OutriderError
 from outrider.core.paths import cache_folder
 
 _SECONDS, _MEGABYTES = 5.0, 500
 _PATIENCE = 12  # times its seconds on the clock, however little of the processor the child had
+_CONVERTING = 30.0  # seconds, for transformers is imported
+_WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx", ".h5", ".msgpack"}  # no tokenizer's
 _LARGE = 4  # megabytes from which a tokenizer file has more of both
 
 
@@ -108,6 +112,28 @@ def shared() -> BoundedProcess:
     process = BoundedProcess()
     atexit.register(process.close)
     return process
+
+
+def converted_tokenizer(folder: Path) -> dict[str, Any]:
+    """The tokenizer of a folder without tokenizer.json, which transformers converts in a child, once for the files'
+    contents: "tokenizer" (the text of a tokenizer.json), "template" and "special"."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix not in _WEIGHTS]
+    digest = hashlib.sha256(importlib.metadata.version("transformers").encode())
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    mark = cache_folder() / "checked" / f"{digest.hexdigest()[:32]}.converted.json"
+    with suppress(OSError, ValueError):
+        kept: dict[str, Any] = json.loads(mark.read_text(encoding="utf-8"))
+        return kept
+    size = sum(path.stat().st_size for path in files) >> 20
+    process = BoundedProcess(_CONVERTING + size, 2 * _MEGABYTES + 40 * size)
+    try:
+        result: dict[str, Any] = process.ask("convert_tokenizer", str(folder.absolute()))
+    finally:
+        process.close()
+    with suppress(OSError, OutriderError):
+        write_atomically(mark, json.dumps(result))
+    return result
 
 
 def check_tokenizer(path: Path) -> None:

@@ -112,6 +112,26 @@ def test_a_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asked == ["try_tokenizer"] * 2
 
 
+def test_other_files_are_converted_in_a_child_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that transformers itself reads: in a child, whose limit of memory leaves room for transformers alone."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "m"
+    place.mkdir()
+    (place / "vocab.json").write_text(json.dumps({"l": 0, "o": 1, "w": 2, "lo": 3, "low": 4, "<|endoftext|>": 5}))
+    (place / "merges.txt").write_text("#version: 0.2\nl o\nlo w\n")
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = Tokens.load(place)
+    assert tokens.encode("lowlo", special=False) == [4, 3] and tokens.decode([4, 3]) == "lowlo"
+    assert tokens.template == "{{ messages }}" and tokens.special["eos_token"] == "<|endoftext|>"
+    (place / "vocab.json").write_text("[1")
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
+        Tokens.load(place)
+    monkeypatch.setattr(process, "BoundedProcess", None)  # what was converted is kept
+    (place / "vocab.json").write_text(json.dumps({"l": 0, "o": 1, "w": 2, "lo": 3, "low": 4, "<|endoftext|>": 5}))
+    assert Tokens.load(place).encode("lowlo", special=False) == [4, 3]
+
+
 @pytest.mark.parametrize("template", [["odd"], 5, [{"name": "default", "template": 3}], {"a": "b"}])
 def test_a_template_of_another_type_is_refused_or_passed_over(tmp_path: Path, template: Any) -> None:
     place = folder(tmp_path, described())

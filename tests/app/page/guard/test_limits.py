@@ -111,6 +111,18 @@ def test_uploads_are_bounded_in_number(site: Site, monkeypatch: pytest.MonkeyPat
     assert run(site.ask(UPLOAD, b"a"))[0] == 200 and site.files() == 1 and len(site.limits.kept) == 1
 
 
+def test_a_file_stays_while_a_call_that_names_it_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy page reaches the call long after the upload (the soak's clients lost files that way)."""
+    monkeypatch.setattr(module, "FRESH", -1.0)
+    (path,) = json.loads(run(site.ask(UPLOAD, b"a"))[1])
+    run(site.ask(JOIN, json.dumps({"data": [{"path": path}], "session_hash": "abc"}).encode()))
+    run(site.ask(UPLOAD, b"b"))
+    assert Path(path).is_file() and site.files() == 2
+    run(site.ask(STREAM, method="GET", query_string=b"session_hash=abc"))  # the results are read
+    run(site.ask(UPLOAD, b"c"))
+    assert not Path(path).is_file() and site.files() == 1
+
+
 def test_several_files_in_one_upload_are_deleted(site: Site) -> None:
     status, words = run(site.ask(UPLOAD, b"abc"))
     assert status == 400 and "3 files" in words and site.files() == 0 and not site.limits.kept
