@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser shadow laws gpu gpu-carry gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser shadow laws mutants gpu gpu-carry gpu-doctor gpu-tests gpu-report gpu-recordings coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -27,6 +27,12 @@ shadow: .venv/for-work
 # The whole products of the enumerations and the pins of all drafters, of which `make test` runs a third.
 laws: .venv/for-work
 	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/rules tests/test_tokens_per_call.py
+
+# Changes of the rules, the loop and the cache, each of which a test must notice: 100 places of each, drawn at random.
+# What was found is kept in build/mutants/results.jsonl, and a run that was stopped goes on. SAMPLE=0 takes all places.
+SAMPLE := 100
+mutants: .venv/for-work
+	$(BIN)/python -m tests.mutation.run --sample $(SAMPLE)
 
 # All that a GPU has to show, in pieces: gpu-doctor, gpu-tests, gpu-report ONLY=text (then image, speech, batches,
 # methods, engines), gpu-recordings. The report skips what this commit has measured. DEVICE=cpu tries the commands without
