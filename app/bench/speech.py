@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from outrider.speech.evaluation.bench import Quality, SpeechBench, Teacher
 
 _DRAFTERS = "medusa,jacobi,token-recycling"
-_WIDTH = 120  # of the tables; a narrower terminal wraps their lines
+_WIDTH = 120  # of tables that are written to a file or a pipe; a terminal has a width of its own
 SHOWN = (  # measures of quality: title, key, factor, format
     ("word errors %", "word_error", 100, ".1f"),
     ("letter errors %", "letter_error", 100, ".1f"),
@@ -246,7 +246,7 @@ def show(report: Mapping[str, Any], output: Path | None, draw: Callable[[Console
         print(json.dumps(report, indent=1))
         return
     console = Console(highlight=False)
-    draw(console if console.width >= _WIDTH else Console(highlight=False, width=_WIDTH), report)
+    draw(console if console.is_terminal else Console(highlight=False, width=max(console.width, _WIDTH)), report)
     if output is not None:
         write_atomically(output, json.dumps(report, indent=1) + "\n")
 

@@ -18,4 +18,4 @@ def chip(device: str, dtype: str) -> Drawing:
     busy = load > cores * (1 + BUSY)
     state = " · CPU busy: timings unreliable" if busy else "" if is_busy(load) else " · quiet"
     said = f"{safe(device)} · {safe(dtype)}{state} · load {load:.1f} of {cores} cores"
-    return Drawing(f'<span class="or-chip{" or-busy" if busy else ""}">{said}</span>')
+    return Drawing(f'<span class="or-chip{" or-busy" if busy else ""}" title="{said}">{said}</span>')

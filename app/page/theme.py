@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 TITLE = "Outrider"
-HEAD = """<h1>Outrider</h1><p class="or-tagline">A fast drafter guesses several tokens; the target model checks all of
-them in one pass.</p>"""
+HEAD = """<h1>Outrider</h1><p class="or-tagline">A fast drafter guesses; the target model checks all guesses in one
+pass.</p>"""
 
 
 def script() -> str:

@@ -1,33 +1,54 @@
-"""The random numbers by which a step's guesses were accepted or rejected, computed again from the trace's seeds.
+"""The random numbers by which guesses were accepted or rejected, computed again from the trace's seeds.
 
-They are hashes of the seed, the step and the node (`core/rng.py`), so a trace need not record them. Numbers that do not
-agree with the recorded decisions, as those of another engine or of a rule that judges a chain as a whole, are left out.
+They are hashes of the seed, the step and the node (`core/rng.py`), so a trace need not record them. They are given only
+if they explain every decision of the trace, which those of another engine, or of a rule that decides in another way, do
+not. `dicePlan` in `app/viewer/page/story.js` decides alike.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from outrider.core.methods.rules import EXACT, TOKEN
 from outrider.core.trace import Step, Trace
 
 _NODES = 1024  # of a draft at most
-_RULES = (EXACT.name, TOKEN.name)
+
+Numbers = list[float | None]
 
 
-def dice(trace: Trace, step: Step) -> list[float | None]:
-    """The uniform number thrown for each node of a step, which accepts the node if it is below the recorded chance."""
-    count = len(step.drafted)
-    unknown: list[float | None] = [None] * count
-    drawn = not all(step.fixed) and trace.rule in _RULES and len(step.chance) == count
-    if not drawn or count > _NODES or trace.options.get("temperature") == 0 or trace.options.get("engine"):
+def dice(trace: Trace) -> list[Numbers]:
+    """For each step, the uniform number of each node that was tried: it accepts the node if it is below the recorded
+    chance. None where no number decided."""
+    unknown: list[Numbers] = [[None] * len(step.drafted) for step in trace.steps]
+    if trace.options.get("temperature") == 0 or trace.options.get("engine"):
         return unknown
-    numbers = _numbers(_seed(trace, step.row), step.index, count)
+    found = []
+    for step, none in zip(trace.steps, unknown, strict=True):
+        numbers: Numbers = none
+        if len(step.chance) == len(step.drafted) and any(step.tried):
+            if len(step.drafted) > _NODES:
+                return unknown
+            thrown = _numbers(_seed(trace, step.row), step.index, len(step.drafted))
+            if not _explains(thrown, step):
+                return unknown
+            numbers = [number if tried else None for number, tried in zip(thrown, step.tried, strict=True)]
+        found.append(numbers)
+    return found
+
+
+def _explains(thrown: tuple[float, ...], step: Step) -> bool:
+    """Whether the nodes whose number is below their chance are those that were accepted, no others being tried. The end
+    of a text cuts what was accepted."""
     accepted = set(step.path)
-    for node, number in enumerate(numbers):
-        if step.tried[node] and (number < step.chance[node]) != (node in accepted):
-            return unknown
-    return [number if step.tried[node] else None for node, number in enumerate(numbers)]
+    for node, tried in enumerate(step.tried):
+        if not tried:
+            continue
+        parent = step.parents[node]
+        if parent >= 0 and parent not in accepted and not step.finish:
+            return False  # tried behind a rejected guess: the draft was judged as a whole
+        if (passed := thrown[node] < step.chance[node]) != (node in accepted) and not (step.finish and passed):
+            return False
+    return True
 
 
 def _seed(trace: Trace, row: int) -> int:

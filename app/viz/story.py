@@ -70,8 +70,8 @@ def story(trace: Trace, name: Name = numbered) -> Drawing:
 
     rounds: list[dict[str, Any]] = []
     room = _ROOM
-    for place, step in enumerate(trace.steps):
-        told = _told(trace, step, name, named)
+    for place, (step, thrown) in enumerate(zip(trace.steps, dice(trace), strict=True)):
+        told = _told(step, thrown, name, named)
         told["s"] = place
         room -= 60 + 80 * len(told["nodes"]) + 90 * len(told["out"]) + len(told["say"])
         if room < 0 or sum(map(len, names)) > _ROOM:
@@ -87,12 +87,11 @@ def story(trace: Trace, name: Name = numbered) -> Drawing:
     return Drawing(safe(json.dumps(data, separators=(",", ":"), allow_nan=False)))
 
 
-def _told(trace: Trace, step: Step, name: Name, named: Any) -> dict[str, Any]:
+def _told(step: Step, thrown: Sequence[float | None], name: Name, named: Any) -> dict[str, Any]:
     """One step: its nodes as [name, column, line, state, p, q, chance, dice] and its committed tokens as
     [name, source, node, likeliest tokens of the target]."""
     shown = shown_nodes(step)
     columns, lines = layout(shown, {node: step.parents[node] for node in shown})
-    thrown = dice(trace, step)
     path = {node: step.sources[level] for level, node in enumerate(step.path) if level < len(step.sources)}
     nodes = []
     for node in shown:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import runpy
 import threading
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 from outrider.app.page import recordings
 from outrider.app.viewer import html
-from outrider.app.viz.story import sentence
+from outrider.app.viz.story import sentence, story
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
@@ -168,14 +170,55 @@ def test_views_of_a_text(view: Open) -> None:
     assert page.inner_text("#count") == "1 / 48" and "run=plain" in page.url
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDINGS if name.startswith("text-")])
-def test_the_sentences_are_those_of_the_page(view: Open, name: str) -> None:
-    recording = recordings.read(RECORDINGS[name].read_bytes())
-    page = view(f"#recording={name}")
-    for number, step in enumerate(recording.trace.steps, 1):
-        assert page.inner_text("#count").startswith(f"{number} /")
-        assert page.inner_text("#sentence") == sentence(step, recording.name)
-        page.keyboard.press("ArrowRight")
+_EVERY_STEP = """() => {
+    const all = [], next = document.querySelector("#next"), dialog = document.querySelector("dialog");
+    for (;;) {
+        const nodes = [...document.querySelectorAll("#draft .node")].map(one => {
+            one.click();
+            const bars = [...dialog.querySelectorAll(".meter")].map(bar => bar.getAttribute("aria-label"));
+            dialog.close();
+            const drawn = bars.map(bar => / number ([0-9.]+)$/.exec(bar)).find(Boolean);
+            return [parseFloat(one.style.left) / 126 + 1, one.classList[1],
+                drawn ? Number(drawn[1]).toFixed(3) : "", one.querySelector("small").textContent];
+        });
+        all.push([document.querySelector("#sentence").textContent, nodes]);
+        if (next.disabled) return all;
+        next.click();
+    }
+}"""
+
+
+def numbered(said: str) -> list[float]:
+    return [float(one) for one in re.findall(r"[0-9.]+", said)]
+
+
+def test_the_viewer_tells_steps_as_the_page(view: Open) -> None:
+    """Sentences, and of each guess its column, its state, its numbers and the random number that decided: the viewer's
+    script computes them from the trace, the page gets them from Python."""
+    page, drawn = view(), 0
+    for name in [name for name in RECORDINGS if not name.startswith("speech-")]:
+        page.evaluate(f"location.hash = '#recording={name}'")
+        until(page, f"document.querySelector('#pick').value === '{name}'")
+        shown = page.evaluate(_EVERY_STEP)
+        recording = recordings.read(RECORDINGS[name].read_bytes())
+        told = json.loads(unescape(str(story(recording.trace, recording.name))))
+        assert not told["missing"] and len(shown) == len(recording.trace.steps)
+        for step, round_, (said, guesses) in zip(recording.trace.steps, told["rounds"], shown, strict=True):
+            if recording.modality == "text":  # the viewer calls a token of a picture "code 7"
+                assert said == sentence(step, recording.name)
+            own = []
+            for _, column, _, state, p, q, _, dice in round_["rows"][0]["nodes"]:
+                thrown = "" if dice is None else f"{dice:.3f}"
+                numbers = (
+                    "not reached" if state == "untried" else f"p {p:.2f}  {'fixed' if q is None else f'q {q:.2f}'}"
+                )
+                own.append([column, state, thrown, numbers])
+                drawn += dice is not None
+            theirs = [one for one in guesses if one[1] not in ("resampled", "bonus")]
+            for (*their, theirs_said), (*ours, ours_said) in zip(sorted(theirs), sorted(own), strict=True):
+                assert their == ours, f"{name}, step {step.index + 1}"
+                assert numbered(theirs_said) == pytest.approx(numbered(ours_said), abs=0.011)
+    assert drawn > 20
 
 
 def test_pictures_and_speech(view: Open) -> None:
@@ -192,7 +235,8 @@ def test_pictures_and_speech(view: Open) -> None:
     assert "target pass 1" in page.inner_text("dialog .body")
     page.keyboard.press("Escape")
     page.select_option("#pick", "speech-a-sentence")
-    assert page.locator(".strip .code").count() == 34
+    spoken = json.loads(RECORDINGS["speech-a-sentence"].read_bytes())["trace"]["steps"]
+    assert page.locator(".strip .code").count() == sum(len(step["emitted"]) for step in spoken)
     length = (
         "new Promise(done => { const one = document.querySelector('audio');"
         " if (one.duration) done(one.duration); one.onloadedmetadata = () => done(one.duration); })"

@@ -76,7 +76,8 @@ class Knob:
 
     @property
     def label(self) -> str:
-        return self.name.replace("_", " ") + (f" (exact at {self.exact:g})" if self.exact is not None else "")
+        exact = f" (exact at {self.exact:g})" if self.exact is not None else ""
+        return self.name.replace("_", " ").capitalize() + exact
 
     def read(self, value: object) -> float:
         number = validate.number(value, self.name, self.low, self.high)
@@ -93,7 +94,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        return self.name.replace("_", " ")
+        return self.name.replace("_", " ").capitalize()
 
     def read(self, value: object) -> str:
         return validate.one_of(value, self.name, self.choices)

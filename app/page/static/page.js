@@ -115,7 +115,8 @@ if (!window.outriderPage) {
       const [name, column, line, state, p, q] = node;
       const made = button("", "", () => card(story, row, "g" + index, made), "or-g or-is-" + state);
       made.append(el("b", "", story.names[name]));
-      if (p !== null) made.append(el("small", "", `p ${p.toFixed(2)} ${q === null ? "fixed" : "q " + q.toFixed(2)}`));
+      if (state === "untried") made.append(el("small", "", "not reached"));
+      else if (p !== null) made.append(el("small", "", `p ${p.toFixed(2)} ${q === null ? "fixed" : "q " + q.toFixed(2)}`));
       made.setAttribute("aria-label", `${story.names[name]}: ${KINDS[state]}; explain`);
       made.style.gridArea = `${line + 1} / ${column}`;
       if (moving) made.style.setProperty("--i", column);
@@ -172,9 +173,10 @@ if (!window.outriderPage) {
     };
     const toggle = () => {
       if (timer) return halt();
+      const first = !touched || at >= rounds.length - 1;
       touched = true;
       play.textContent = "Pause";
-      show(at >= rounds.length - 1 ? 0 : at, true);
+      show(first ? 0 : at, true);
       timer = setTimeout(tick, 4 * beat());
     };
     const play = el("button", "or-button or-play", "Play", {type: "button"});
@@ -206,7 +208,8 @@ if (!window.outriderPage) {
       go(found[0]);
       card(story, found[1], key, from);
     }});
-    show(Math.max(rounds.findIndex((round) => round.rows.some((row) => row.nodes.length)), 0));
+    const firstWith = (wanted) => rounds.findIndex((round) => round.rows.some((row) => row.nodes.some(wanted)));
+    show([firstWith((node) => node[3] === "drafted"), firstWith(() => true), 0].find((index) => index >= 0));
   };
 
   // ---- cards
@@ -237,14 +240,16 @@ if (!window.outriderPage) {
     opener = from;
     sheet.replaceChildren(button("×", "close", close, "or-close"),
       el("b", "or-token", story.names[committed ? committed[0] : node[0]]), el("span", "", " " + KINDS[state]));
-    if (node && node[4] !== null) {
+    if (state === "untried") {
+      sheet.append(el("p", "", "The rule never came to this guess: one before it was rejected, or another one accepted."));
+    } else if (node && node[4] !== null) {
       const [, , , , p, q, chance, dice] = node;
       sheet.append(meter("p, target", p, "or-p"));
       if (q !== null) sheet.append(meter("q, drafter", q, "or-q"));
-      if (state !== "untried") sheet.append(meter("chance", chance, "or-chance", dice));
+      sheet.append(meter("chance", chance, "or-chance", dice));
       const rule = q === null ? "The guess was fixed, not drawn, so its chance is p." : "Its chance is at least min(1, p/q) under an exact rule.";
       let thrown = rule;
-      if (story.greedy) thrown = "At temperature 0 there is no dice: the target's most likely token wins.";
+      if (story.greedy) thrown = "At temperature 0 no random number is drawn: the target's most likely token wins.";
       else if (dice !== null) thrown = `The dice showed ${dice.toFixed(3)}, ${dice < chance ? "below" : "not below"} the chance of ${chance.toFixed(3)}, so it was ${dice < chance ? "accepted" : "rejected"}.`;
       sheet.append(el("p", "", thrown));
     } else if (!node) {

@@ -29,9 +29,10 @@ function fillCard(dialog, recording, step, part, dice) {
     else body.append(meter("q, of the drafter", step.q[node], "q"));
     const value = dice ? uniform(recording.trace, step, node) : null;
     body.append(meter("chance of acceptance", step.chance[node], "chance", value));
-    body.append(el("p", { class: "decision", text: decision(step, node, value, dice) }));
+    const greedy = recording.trace.options.temperature === 0;
+    body.append(el("p", { class: "decision", text: greedy ? "At temperature 0 no random number is drawn: the target’s likeliest token wins." : decision(step, node, value, dice) }));
   } else if (node !== null && kind === "untried") {
-    body.append(el("p", { class: "decision", text: "The rule never came to this guess: one before it was rejected." }));
+    body.append(el("p", { class: "decision", text: "The rule never came to this guess: one before it was rejected, or another one accepted." }));
   } else if (node !== null) {
     body.append(el("p", { class: "note", text: "The engine reported no probabilities for this token." }));
   } else {

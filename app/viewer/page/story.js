@@ -135,6 +135,7 @@ function uniform(trace, step, node) {
 // guesses up to the last such one were (block verification), null if neither explains every step. Then no numbers are
 // shown: the rule decides in another way (gumbel-match), or another engine wrote the trace.
 function dicePlan(trace) {
+  if (trace.options.temperature === 0 || trace.options.engine) return null;
   const plans = { token: 0, block: 0 };
   for (const step of trace.steps) {
     const tried = step.chance.length ? [...step.drafted.keys()].filter((node) => step.tried[node]) : [];

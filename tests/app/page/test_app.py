@@ -517,8 +517,8 @@ def test_the_dice_are_the_numbers_that_decided(backends: dict[str, Backend]) -> 
         trace = record(
             backends["image"], drafter="jacobi", rule="token", seed=seed, drafter_options={"renew": "gumbel"}
         ).trace
-        for step in trace.steps:
-            for node, number in enumerate(dice(trace, step)):
+        for step, numbers in zip(trace.steps, dice(trace), strict=True):
+            for node, number in enumerate(numbers):
                 if number is not None:
                     seen += 1
                     assert step.tried[node] and (number < step.chance[node]) == (node in step.path)
