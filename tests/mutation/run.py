@@ -119,12 +119,15 @@ class Mutants:
     def _map(self, path: Path, known: dict[str, Any], items: list[pytest.Item]) -> int:
         files = [source.file for _, source in self.sources.values()]
         data = coverage.Coverage(data_file=None, include=files, config_file=False)
+        signal.signal(signal.SIGPROF, _too_long)
         data.start()
         began = time.process_time()
         for index, item in enumerate(items):
             data.switch_context(item.nodeid)
             begun, self.failed = time.process_time(), ""
+            signal.setitimer(signal.ITIMER_PROF, 5 * LONGEST)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=(items[index + 1 :] or [None])[0])
+            signal.setitimer(signal.ITIMER_PROF, 0)
             # the seconds of a test that fails as it is are too many to ask it
             known["seconds"][item.nodeid] = 1e9 if self.failed else time.process_time() - begun
             if index % 100 == 99:
@@ -229,7 +232,7 @@ class Mutants:
         gc.unfreeze()  # get_objects does not list what is frozen
         live: dict[Any, list[FunctionType]] = defaultdict(list)
         for one in gc.get_objects():
-            if isinstance(one, FunctionType) and one.__code__.co_filename == source.file:
+            if type(one) is FunctionType and one.__code__.co_filename == source.file:
                 live[one.__code__].append(one)
         found = 0
         for before, after in pairs:
@@ -245,6 +248,10 @@ class Mutants:
             if self.failed:
                 return 1
         return 0
+
+
+def _too_long(_: int, __: object) -> None:
+    raise AssertionError("the test takes too long to be asked")
 
 
 def interval(killed: int, of: int) -> tuple[float, float]:
@@ -276,13 +283,14 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="survivors of an earlier run once more")
     parser.add_argument("--map-seconds", type=float, default=1e6, help="for finding the tests of each line")
     parser.add_argument("--slow", action="store_true", help="tests marked slow, too")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="files or folders")
     parser.add_argument("--seconds", type=float, default=1e6, help="by the clock, after which no mutant is begun")
     parser.add_argument("--folder", default="build/mutants", help="of results.jsonl and map.json")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with threads can't be forked safely
-    flags = ["-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", "-p", "no:terminal"]
+    flags = ["-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", "-p", "no:terminal", "--timeout=0"]
     chosen = [] if options.slow else ["-m", "not slow"]
-    return int(pytest.main([*flags, *chosen, *(str(ROOT / one) for one in TESTS)], plugins=[Mutants(options)]))
+    return int(pytest.main([*flags, *chosen, *(str(ROOT / one) for one in options.tests)], plugins=[Mutants(options)]))
 
 
 if __name__ == "__main__":
