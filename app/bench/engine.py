@@ -193,9 +193,22 @@ def device(
     modality: Annotated[
         str, typer.Option(help="text, image or speech; image and speech use random weights of the trained sizes.")
     ] = "text",
+    counted: Annotated[
+        bool,
+        typer.Option(
+            "--counted",
+            help="Needs no GPU: count the launches, kernels, waits, bytes and operations of a round by part, on a "
+            "shadow device with a random model of SmolLM2's shape, beside the time in which an H100 reads its weights.",
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare CUDA-graph passes with eager ones, count kernel launches, and compare with the memory bandwidth."""
+    if counted:
+        from outrider.app.bench.counted import ledger
+
+        _write(_watched(ledger(parse_names(drafters)), "Ledger"), {"device": "shadow", "model": "untrained"}, json_file)
+        return
     from outrider.core.errors import unknown
     from outrider.text.bench.device import captured
     from outrider.text.bench.device import device as measure
@@ -245,6 +258,14 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "cache": ("cache", "{}"),
     "budget": ("budget", "{:g}"),
     "drafter": ("drafter", "{}"),
+    "part": ("part of a round", "{}"),
+    "replays": ("replays", "{}"),
+    "launches": ("other launches", "{}"),
+    "kernels": ("kernels", "{}"),
+    "waits": ("waits", "{}"),
+    "mbytes": ("megabytes", "{:.2f}"),
+    "mflops": ("million operations", "{:.2f}"),
+    "bytes_ms": ("ms to move them", "{:.4f}"),
     "tokens_per_second": ("tokens / s", "{:.1f}"),
     "speedup": ("speedup", "{:.2f}"),
     "tokens_per_pass": ("tokens / pass", "{:.2f}"),
@@ -270,8 +291,8 @@ def lines(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         for name in shown:
             value = row[name] / 1e6 if "MB" in COLUMNS[name][0] else row[name]
             cells.append("-" if value is None else COLUMNS[name][1].format(value))
-        body.append([*cells, f"{row['same']} of {row['of']}"])
-    return [*(COLUMNS[name][0] for name in shown), "same output"], body
+        body.append([*cells, f"{row['same']} of {row['of']}"] if "same" in row else cells)
+    return [*(COLUMNS[name][0] for name in shown), *["same output"] * ("same" in rows[0])], body
 
 
 def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path | None) -> None:

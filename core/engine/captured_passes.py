@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.core.engine.cuda_graphs import (
     CudaRecorder,
@@ -15,6 +16,7 @@ from outrider.core.engine.cuda_graphs import (
     graphs_enabled,
     separate_recorder,
 )
+from outrider.core.engine.kv_cache import buckets
 from outrider.core.engine.network import Network
 from outrider.core.engine.types import PassLayout
 
@@ -56,22 +58,32 @@ class Graphs:
     ) -> PassResult:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] (None if too many or not wanted), and the states at
         taps; the tap "stream" is the residual stream after the last layer."""
-        inputs = (ids, layout.positions, layout.mask, layout.slots, layout.keys)
-        work = partial(self.compute, store, layout.columns, frozenset(taps), with_logits)
         with self.pool.lock:
             angles = self.network.angles
-            key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
-            return self.pool.run(key, inputs, work, angles)
+
+            def at(columns: int) -> tuple[tuple[object, ...], Inputs, Callable[[Inputs], PassResult]]:
+                more = columns - layout.columns
+                mask, keys = (
+                    part if part is None or not more else F.pad(part, (0, more)) for part in (layout.mask, layout.keys)
+                )
+                inputs = (ids, layout.positions, mask, layout.slots, keys, layout.entries)
+                key = (store.data_ptr(), *store.shape, columns, angles[0].data_ptr(), with_logits, *sorted(taps))
+                return key, inputs, partial(self.compute, store, columns, frozenset(taps), with_logits)
+
+            longer = buckets.larger(layout.columns, store.shape[3])
+            return self.pool.run(*at(layout.columns), angles, lambda: map(at, longer))
 
     def compute(
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
     ) -> PassResult:
-        """The pass that `run` records, of ids, positions, mask, slots and the slots' positions."""
-        ids, positions, mask, slots, keys = inputs
+        """The pass that `run` records, of ids and the parts of their layout."""
+        ids, positions, mask, slots, keys, entries = inputs
         assert ids is not None and positions is not None
         network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, keys), tapped)
+        x = network.run(
+            network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, keys, entries), tapped
+        )
         states = network.final_norm(x, rows, tapped)
         if "stream" in tapped:
             tapped["stream"].append(x.view(rows, count, -1))

@@ -1,15 +1,16 @@
 """A round in two CUDA graphs: one lays the pass out, computes it and the logits, decides by the rule and packs what the
 host reads; one, after the host has cut the output, moves the accepted path into the cache.
 
-The rows' lengths are read on the device, so a recording holds for every length within a bucket of cache columns. What a
-recording gives is lent, not copied: it holds until the target's next pass. Independent of how drafts are made."""
+The rows' lengths are read on the device. Where attention reads them too a recording holds for every length, else for
+those within a bucket of cache columns, and a recording that repeats is made for the larger buckets too. What it gives
+is lent, not copied: it holds until the target's next pass. Independent of how drafts are made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.captured_rules import CapturedRule, RecordedDraft, recordable, scores_of
 from outrider.core.engine.cuda_graphs import Inputs
 from outrider.core.engine.kv_cache.cache import Cache
-from outrider.core.engine.kv_cache.rows import Rows, advance, device_rows, host_lengths
+from outrider.core.engine.kv_cache.captured_growth import followed
+from outrider.core.engine.kv_cache.rows import Rows, device_rows
 from outrider.core.engine.self_draft_views import at_nodes, position_bound
 from outrider.core.protocol import Judged, Reading, Rule, Scores
 from outrider.core.rng import CounterRNG
@@ -33,12 +35,10 @@ _MAX_LOGITS = 1 << 24  # of a round, whose memory each recording keeps
 
 @dataclass(frozen=True, eq=False)
 class JudgedRound:
-    """What `keep` needs of a judged draft: the recording's buffers, and how the host names them."""
+    """A judged draft, and how its recording names it."""
 
     draft: Draft
     judged: Judged
-    key: tuple[object, ...]  # of the recording
-    rows: Rows  # in the recording's buffers
     recorded: Draft
     verdict: Verdict  # with the recording's depth
 
@@ -73,14 +73,18 @@ class Judge:
         cache.reserve(total + cache.rows.pending.shape[1])
         graphs.network.ensure_positions(position_bound(cache, draft), cache.long)
         drafted = RecordedDraft.of(draft, plain, sampling, rng, pipeline.vocabulary)
-        store, columns = cache.store, cache.columns(max(cache.rows.host) + total)
+        store, lengths = cache.store, graphs.network.reads_lengths(cache.store)
+        columns = cache.columns(max(cache.rows.host) + total, lengths)
         with graphs.pool.lock:
             angles = graphs.network.angles
-            where = store.data_ptr(), *store.shape, columns, angles[0].data_ptr()
-            key = (*where, "round", plain, sampling, nodes, *readings, *sorted(taps), *drafted.key)
             inputs = cache.rows.entries, cache.rows.pending, cache.rows.pending_count, *drafted.inputs
-            work = partial(self._judged, store, columns, plain, sampling, taps, (nodes, readings), drafted)
-            lent = graphs.pool.lend(key, inputs, work, angles)
+            how = plain, sampling, taps, nodes, tuple(readings)
+
+            def at(columns: int) -> tuple[tuple[object, ...], Inputs, Callable[[Inputs], Any]]:
+                key = (store.data_ptr(), *store.shape, columns, angles[0].data_ptr(), "round", *how, *drafted.key)
+                return key, inputs, partial(self._judged, store, columns, *how, drafted)
+
+            lent = graphs.pool.lend(*at(columns), angles, ahead=lambda: map(at, cache.larger(columns)))
         logits, hidden, lengths, parts, fetched, flat = lent.out
         cache.scored, cache.scratch_owner = draft.size, self
         scores = Scores(draft, pipeline, lengths, logits, hidden)
@@ -88,7 +92,7 @@ class Judge:
         judged = Judged(scores, Verdict.of((parts[0][:, : draft.tree.depth], *parts[1:])), fetched, flat)
         if lent.replayed:
             recorded, _ = drafted.made(lent.inputs[3:])
-            self._last = JudgedRound(draft, judged, lent.key, _rows(lent.inputs), recorded, Verdict.of(parts))
+            self._last = JudgedRound(draft, judged, recorded, Verdict.of(parts))
         return judged
 
     def _judged(
@@ -98,18 +102,19 @@ class Judge:
         rule: Rule,
         sampling: Sampling,
         taps: frozenset[str],
-        wanted: tuple[bool, Sequence[Reading]],
+        nodes: bool,
+        readings: Sequence[Reading],
         drafted: RecordedDraft,
         inputs: Inputs,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
         """The recorded work -> logits, states at the taps, lengths, the verdict's parts, and what the host reads."""
         rows, (draft, rng) = _rows(inputs), drafted.made(inputs[3:])
-        ids, layout = self.cache.device_plan(rows, draft, columns)
-        passed = ids, layout.positions, layout.mask, layout.slots, layout.keys
+        ids, layout = self.cache.device_plan(rows, draft, columns, lengths=self.graphs.network.reads_lengths(store))
+        passed = ids, layout.positions, layout.mask, layout.slots, layout.keys, layout.entries
         states, _, hidden = self.graphs.compute(store, columns, taps, False, passed)
         logits = self.graphs.network.logits(at_nodes(states, rows, draft, 0, None))
         hidden = {tap: at_nodes(tapped, rows, draft, 0, None) for tap, tapped in hidden.items()}
-        scores, (nodes, readings) = scores_of(draft, sampling, logits), wanted
+        scores = scores_of(draft, sampling, logits)
         verdict = rule(draft, scores, rng)
         fetched = tuple(fetched_parts(draft, verdict, nodes, scores, readings))
         return logits, hidden, rows.committed, verdict.parts, fetched, packed(fetched)
@@ -121,24 +126,8 @@ class Judge:
             return False
         if verdict.outcome is None or cache.scored != draft.size or cache.scratch_owner is not self:
             return False
-        before = cache.rows
-        work = partial(self._kept, last)
-        key = cache.store.data_ptr(), "keep", last.key
-        lent = self.graphs.pool.lend(key, (count,), work, last, still=0)  # a move may be made once only
-        entries, pending, left = lent.out
-        host, host_pending = host_lengths(before, cache.scored, verdict.outcome)
-        cache.rows = Rows(entries, pending, left, host, host_pending, False, before.bounds)
-        cache.scored = -1
-        return True
-
-    def _kept(self, last: JudgedRound, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        (count,) = inputs
-        assert count is not None
-        size = last.recorded.size
-        after, _, kept = advance(last.rows, size, last.recorded, last.verdict, count, False)
-        if size and not (last.rows.pending.shape[1] == 1 and last.recorded.tree.is_chain):
-            self.cache.move(last.rows, last.verdict.path, kept)
-        return after.entries, after.pending, after.pending_count
+        decided = replace(last.verdict, outcome=verdict.outcome)
+        return followed(self.graphs.pool, cache, last.recorded, decided, count, empty=True) is not None
 
 
 def _rows(inputs: Sequence[Tensor | None]) -> Rows:

@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,13 +22,18 @@ from torch import Tensor
 
 from outrider.core.packed import carved, cloned, copy_all, tensors_in
 
-_MAX_CAPTURES = 96  # per pool; the least recently used one is evicted
+_MAX_CAPTURES = 192  # per pool; the least recently used one is evicted
+_AHEAD_AFTER = 2  # uses of a capture after which it is made for longer caches too
+_ROOMY = 8192  # slots of a row that a store has from the start where they take a small part of the memory
+_SMALL_PART = 16
 _MAX_FREE_STORES = 2  # unused KV stores kept per pool
 _CAPTURING = threading.Lock()  # CUDA captures one graph at a time
 _WARMUP_RUNS = 2  # before a capture, so that libraries allocate their workspaces
 
 Inputs = Sequence[Tensor | None]
 Replay = Callable[[], object]
+StoreShape = tuple[int, int, int, int, int]
+Ahead = Callable[[], Iterable[tuple[tuple[object, ...], Inputs, Callable[[Inputs], Any]]]]  # keys, inputs, works
 Out = TypeVar("Out")
 # work -> its outputs, and a function that computes them again in place
 Recorder = Callable[[Callable[[], Any]], tuple[Any, Replay]]
@@ -90,6 +95,7 @@ class _Capture:
     out: Any = None
     replay: Replay | None = None
     failed: bool = False  # it cannot be recorded
+    uses: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +116,7 @@ class GraphPool:
         self.captured = self.replayed = 0
         self._captures: OrderedDict[tuple[object, ...], _Capture] = OrderedDict()
         self._stores: list[Tensor] = []
+        self._room: dict[tuple[object, ...], int] = {}  # by the shape of a slot
         self._working = False
         self.lock = threading.RLock()  # buffers are filled, replayed and read by one thread at a time
 
@@ -127,6 +134,21 @@ class GraphPool:
                 return self._stores.pop(index)
         return torch.zeros(padded, dtype=dtype, device=self.device)
 
+    def roomy(self, shape: StoreShape, dtype: torch.dtype, context: int) -> StoreShape:
+        """The shape of a store for rows that grow: with columns for `context` tokens, at most _ROOMY, if that takes
+        little memory, so that the store stays where recordings read it."""
+        layers, rows, heads, columns, dim = shape
+        key = layers, rows, heads, dim, dtype
+        if key not in self._room:
+            room = min(_ROOMY, context)
+            if self.device.type == "cuda":
+                total = torch.cuda.mem_get_info(self.device)[1]
+                slot = layers * rows * heads * dim * dtype.itemsize
+                while room > 1024 and room * slot * _SMALL_PART > total:
+                    room //= 2
+            self._room[key] = room if self.device.type == "cuda" else 0
+        return layers, rows, heads, max(columns, self._room[key]), dim
+
     def give_back(self, store: Tensor) -> None:
         if store.numel():
             self._stores.append(store)
@@ -142,11 +164,17 @@ class GraphPool:
         work: Callable[[Inputs], Any],
         references: Any = None,
         still: int | None = None,
+        ahead: Ahead = tuple,
     ) -> Lent:
         """As `run`, without a copy of what the work gives: it is overwritten when the work runs again. `still`: the
-        input that is 0 while the work is recorded, so that work which may run only once changes nothing."""
+        input that is 0 while the work is recorded, so that work which may run only once changes nothing. `ahead`: what
+        else to record now that this work is known to repeat, as what it becomes when the cache is fuller."""
         with self.lock:
             capture, key = self._filled(key, inputs, work, references, still)
+            capture.uses += 1
+            if capture.uses == _AHEAD_AFTER and capture.replay is not None:
+                for longer in ahead():
+                    self._filled(*longer, references, None)
             if capture.replay is None:
                 return Lent(key, capture.inputs, self._ran(partial(work, capture.inputs)), replayed=False)
             capture.replay()
@@ -158,14 +186,19 @@ class GraphPool:
         return self.lend(key, inputs, work).out
 
     def run(
-        self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any = None
+        self,
+        key: tuple[object, ...],
+        inputs: Inputs,
+        work: Callable[[Inputs], Out],
+        references: Any = None,
+        ahead: Ahead = tuple,
     ) -> Out:
         """`work(inputs)`, replayed if it was captured for these shapes. Everything else that it reads must be fixed or
         identified by `key`."""
         with self.lock:
             if self._working:  # part of a larger recording
                 return work(inputs)
-            lent = self.lend(key, inputs, work, references)
+            lent = self.lend(key, inputs, work, references, ahead=ahead)
             out: Out = cloned(lent.out) if lent.replayed else lent.out
             return out
 

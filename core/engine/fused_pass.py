@@ -52,7 +52,13 @@ class FusedPass:
                     qkv, past, *angles, layout.positions, slots, norm=layer.qk_norm, eps=config.norm_eps
                 )
                 attended = kernels.tree_attention(
-                    qkv, past, self._done, layout.columns, layout.mask, scale=config.variant.attention_scale
+                    qkv,
+                    past,
+                    self._done,
+                    layout.columns,
+                    layout.mask,
+                    layout.entries,
+                    scale=config.variant.attention_scale,
                 )
                 delta = layer.out(attended)
             if layer.use_mlp:

@@ -129,7 +129,9 @@ class Network:
         with nullcontext() if self.graphs is None else self.graphs.pool.lock:  # not while a pass reads them
             self._factors.long = long
             if len(self._angles[0]) < count:
-                self._extend(max(2 * count, min(self.config.context, 4096)), long)
+                # recorded passes hold the tables, so on a GPU they are made once for all lengths that are common
+                usual = 4096 if self.device.type == "cpu" else 1 << 15
+                self._extend(max(2 * count, min(self.config.context, usual)), long)
 
     def _extend(self, size: int, long: bool) -> None:
         theta = self.config.variant.local_rope_theta
@@ -185,7 +187,7 @@ class Network:
         span = span or (0, len(self.layers))
         if self._native is not None:
             return self._run_native(self._native, x, store, layout, taps, span)
-        if self.fused is not None and self.before_layer is None and store.dtype == self.dtype:
+        if self.fused is not None and self.reads_lengths(store):
             return self.fused.run(x, store, layout, self._angles, taps, span)
         inputs = self._attention_inputs(store, layout, count)
         local: dict[int | None, _AttentionInputs] = {None: inputs}
@@ -206,6 +208,10 @@ class Network:
             if taps and (tap := f"layer.{index}") in taps:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
+
+    def reads_lengths(self, store: Tensor) -> bool:
+        """Whether passes over this store read its rows' lengths on the device, so that all of it may be given."""
+        return self.fused is not None and self.before_layer is None and store.dtype == self.dtype
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """RMSNorm of a sublayer's output [N, D], if the layer has one; `weight` is scaled by sqrt(D)."""

@@ -72,7 +72,7 @@ class Decoder:
         cfg = network.config
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
-        self.cache.with_keys = any(cfg.variant.windows)
+        self.cache.with_keys, self.cache.context = any(cfg.variant.windows), cfg.context
         self._taps: frozenset[str] = frozenset()
         self._judge: Judge | None = None
         if network.graphs is not None:
@@ -190,7 +190,7 @@ class Decoder:
         if since is not None and (since > cache.scored or cache.scratch_owner is not self):
             since = None  # the scratch was overwritten: read the whole draft again
         carry = draft.carry if since is None else None
-        ids, layout = cache.plan(draft, since)
+        ids, layout = cache.plan(draft, since, lengths=network.reads_lengths(cache.store))
         network.ensure_positions(position_bound(cache, draft), cache.long)
         resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
@@ -329,7 +329,10 @@ class Decoder:
         with graphs.pool.lock:
             angles = network.angles
             key = (*key, sampling, *sorted(self._taps), angles[0].data_ptr())
-            return grown(graphs.pool, self.cache, key, scratch, given, grow, owner=self, references=angles)
+            lengths = network.reads_lengths(self.cache.store)
+            return grown(
+                graphs.pool, self.cache, key, scratch, given, grow, owner=self, references=angles, lengths=lengths
+            )
 
     @torch.no_grad()
     def judge(

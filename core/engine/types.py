@@ -159,6 +159,8 @@ class PassLayout:
     start: int | None  # the first slot written, if it is the same in all rows
     slots: Tensor | None = None  # [B, Q] the slots written, if they differ between rows
     keys: Tensor | None = None  # [B|1, columns] the positions of the slots, for windows; None: slot i has position i
+    # [B] where attention reads them: a row's entries are attended to, and the mask [B, Q, T] is that of the slots after
+    entries: Tensor | None = None
 
     def skip(self, count: int) -> PassLayout:
         """The layout without the first `count` tokens."""
@@ -169,4 +171,5 @@ class PassLayout:
             None if self.start is None else self.start + count,
             None if self.slots is None else self.slots[:, count:],
             self.keys,
+            self.entries,
         )

@@ -75,7 +75,7 @@ class HeadRunner:
         form: Config = draft_head.form
         self.cache = Cache((draft_head.cached_layers, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
-        self.cache.with_keys = any(draft_head.windows) and not draft_head.parallel
+        self.cache.with_keys, self.cache.context = any(draft_head.windows) and not draft_head.parallel, form.context
         # a captured pass has no positions, from which the mask of a window is made; a parallel head's are in its mask
         self._graph_pool = None if self.cache.with_keys else draft_head.graph_pool
         self.cache.pool = self._graph_pool

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
+from outrider.core.engine.kv_cache import buckets
 from outrider.core.engine.kv_cache.rows import (
     Rows,
     advance,
@@ -43,6 +44,7 @@ class Cache:
         self.with_keys = False  # whether layouts say which position each slot has, for attention windows
         self.long = False  # whether its keys have LongRoPE's long factors
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
+        self.context = 1 << 20  # tokens that a row may have
         self._fixed_columns: int | None = None  # while a recording is made that holds for many lengths
 
     def begin(self, prompts: Prompts) -> None:
@@ -53,7 +55,8 @@ class Cache:
         self.scratch_owner: object = None  # the model or view that wrote the scratch
         layers, heads, dim = self._shape
         self._release()
-        self.store = self._allocate((layers, len(prompts), heads, longest + 64, dim))
+        shape = layers, len(prompts), heads, longest + 64, dim
+        self.store = self._allocate(shape if self.pool is None else self.pool.roomy(shape, self.dtype, self.context))
 
     def _allocate(self, shape: tuple[int, int, int, int, int]) -> Tensor:
         if self.pool is not None:
@@ -186,18 +189,20 @@ class Cache:
         """Record that all of each prompt but its last token has been read."""
         self.rows = prefilled_rows(prompts, self.device, self.exact)
 
-    def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, PassLayout]:
+    def plan(
+        self, draft: Draft, since: int | None, gap: int = 0, *, lengths: bool = False
+    ) -> tuple[Tensor, PassLayout]:
         """The ids [B, Q] to feed and their layout: pending tokens and draft nodes, or with `since` the nodes from that
-        one on. The first `gap` scratch slots are left to another owner."""
+        one on. The first `gap` scratch slots are left to another owner. `lengths`: attention reads them on a device."""
         rows = self.rows
         wait, size = rows.pending.shape[1], draft.size
         skip = 0 if since is None else wait + since
         total = wait + size
         self.reserve(gap + total)
         rows = self.rows
-        columns = self.columns(max(rows.host) + gap + total)
+        columns = self.columns(max(rows.host) + gap + total, lengths)
         if not rows.uniform:
-            return self.device_plan(rows, draft, columns, skip, gap)
+            return self.device_plan(rows, draft, columns, skip, gap, lengths=lengths)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
         scratch_positions = sequence_positions(rows, draft)
         positions = scratch_positions[:, skip:]
@@ -209,21 +214,24 @@ class Cache:
         return ids, PassLayout(positions, start + total, mask, start + skip, None, keys)
 
     def device_plan(
-        self, rows: Rows, draft: Draft, columns: int, skip: int = 0, gap: int = 0
+        self, rows: Rows, draft: Draft, columns: int, skip: int = 0, gap: int = 0, *, lengths: bool = False
     ) -> tuple[Tensor, PassLayout]:
         """`plan` with the rows' lengths read on the device only: a recording of it holds for other lengths."""
         total = rows.pending.shape[1] + draft.size
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
         scratch_positions = sequence_positions(rows, draft)
         scratch = scratch_mask(rows, draft)[:, skip:].expand(len(ids), -1, -1)
+        slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
+        positions = scratch_positions[:, skip:]
+        if lengths:
+            mask = F.pad(scratch, (gap, 0)) if gap else scratch
+            return ids, PassLayout(positions, columns, mask, None, slots, None, rows.entries)
         column = torch.arange(columns, device=self.device)
         offset = (column - rows.entries[:, None])[:, None]  # [B, 1, C] from the end of the entries
         place = offset - gap
         inside = (place >= 0) & (place < total)
         visible = scratch.gather(2, place.clamp(0, total - 1).expand(-1, scratch.shape[1], -1))
-        slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
         keys = self._key_positions(rows, scratch_positions, columns, gap) if self.with_keys else None
-        positions = scratch_positions[:, skip:]
         return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots, keys)
 
     def _key_positions(self, rows: Rows, scratch: Tensor, columns: int, gap: int) -> Tensor:
@@ -293,13 +301,19 @@ class Cache:
         self.scored = min(self.scored, 0) if rows.entries is self.rows.entries else -1
         self.rows = rows
 
-    def columns(self, needed: int) -> int:
+    def columns(self, needed: int, lengths: bool = False) -> int:
         """Columns to read. On a GPU they are rounded up, so that there are few shapes, and fewer where passes are
-        captured."""
+        captured; all of them where attention reads the rows' lengths itself."""
         if self._fixed_columns is not None:
             return self._fixed_columns
-        step = 64 if self.pool is None else 256 if needed <= 2048 else 1024
-        return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
+        size = self.store.shape[3]
+        if self.exact or self.pool is None:
+            return needed if self.exact else min(-(-needed // 64) * 64, size)
+        return size if lengths else buckets.bucket(needed, size)
+
+    def larger(self, columns: int) -> list[int]:
+        """The numbers of columns that passes over these rows may read later."""
+        return buckets.larger(columns, self.store.shape[3])
 
     def reserve(self, extra: int) -> None:
         """Make room for this many slots after the entries of the longest row."""

@@ -1,12 +1,14 @@
 """The growth of a draft by a model, and the model's update by a verdict, in one CUDA graph each.
 
-A recording reads the rows' lengths on the device, so it holds for every length within a bucket of cache columns; what
-it gives is lent until the model's next growth or update. Independent of how a draft grows."""
+A recording reads the rows' lengths on the device. Where attention does too it holds for every length, else for those
+within a bucket of cache columns, and a recording that repeats is made for the larger buckets too. What it gives is lent
+until the model's next growth or update. Independent of how a draft grows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -41,16 +43,17 @@ def grown(
     take: Callable[[Inputs], None] = lambda state: None,
     owner: object = None,
     references: Any = None,
+    lengths: bool = False,
 ) -> Draft:
     """`grow(given)` from a recording. It reads at most `scratch` draft nodes into the cache. `state`: further tensors
-    of the model, of which `take` makes it read the recording's copies."""
+    of the model, of which `take` makes it read the recording's copies. `lengths`: its attention reads them itself."""
     rows = cache.rows
     wait = rows.pending.shape[1]
     cache.reserve(wait + scratch)
-    store, columns = cache.store, cache.columns(max(cache.rows.host) + wait + scratch)
+    store, columns = cache.store, cache.columns(max(cache.rows.host) + wait + scratch, lengths)
     rows = cache.rows
 
-    def work(inputs: Inputs) -> tuple[Any, ...]:
+    def work(columns: int, inputs: Inputs) -> tuple[Any, ...]:
         lengths, own, handed = inputs[:3], inputs[3 : 3 + len(state)], inputs[3 + len(state) :]
         entries, pending, count = lengths
         assert entries is not None and pending is not None and count is not None
@@ -61,8 +64,11 @@ def grown(
         return _Grown(draft, scored), *_tensors(draft)
 
     inputs = (rows.entries, rows.pending, rows.pending_count, *state, *given)
-    whole = (store.data_ptr(), *store.shape, columns, "growth", *key)
-    made: _Grown = pool.lend(whole, inputs, work, references).out[0]
+
+    def at(columns: int) -> tuple[Key, Inputs, Callable[[Inputs], Any]]:
+        return (store.data_ptr(), *store.shape, columns, "growth", *key), inputs, partial(work, columns)
+
+    made: _Grown = pool.lend(*at(columns), references, ahead=lambda: map(at, cache.larger(columns))).out[0]
     cache.scored, cache.scratch_owner = made.scored, owner
     tree = made.draft.tree
     return replace(made.draft, tree=tree if tree.static else Tree(tree.parents, tree.depth, tree.width))
@@ -77,11 +83,12 @@ def followed(
     *,
     more: Inputs = (),
     work: Callable[[Rows, Rows, Tensor, Inputs], tuple[Tensor, ...]] = lambda before, after, path, more: (),
+    empty: bool = False,
 ) -> tuple[Tensor, ...] | None:
     """`Cache.keep` from a recording, and what `work` makes of the rows before and after, the accepted path and `more`;
-    None where the host does not know the outcome, and for an empty draft, which is rare."""
+    None where the host does not know the outcome, and for an empty draft unless `empty` says that it is common."""
     before, scored = cache.rows, cache.scored
-    if verdict.outcome is None or not draft.size or cache.device.type == "cpu" or scored < 0:
+    if verdict.outcome is None or not (draft.size or empty) or cache.device.type == "cpu" or scored < 0:
         return None
     wait, depth = before.pending.shape[1], verdict.path.shape[1]
     cache.reserve(wait + max(wait, depth))

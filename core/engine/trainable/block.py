@@ -163,7 +163,8 @@ class Angles:
         """The tables [positions, d], of `bound` positions or more."""
         cos = self._tables[0]
         if len(cos) < bound or cos.dtype != dtype or cos.device != device:
-            count = max(2 * bound, min(self.config.context, 1024))
+            # recorded passes hold the tables, so on a GPU they are made once for all lengths that are common
+            count = max(2 * bound, min(self.config.context, 1024 if device.type == "cpu" else 1 << 15))
             self._tables = rope_table(self.config, count, dtype, device)
         return self._tables
 

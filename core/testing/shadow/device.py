@@ -38,6 +38,7 @@ from outrider.core.testing.shadow.runtime import (
     tensors_in,
     weak,
 )
+from outrider.core.testing.shadow.work import Work, work_of
 
 _OPERATORS = frozenset(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or", "xor")
@@ -98,6 +99,8 @@ class Counts:
     captures: int = 0
     replays: int = 0
     kernels: Counter[str] = field(default_factory=Counter)
+    replayed: int = 0  # kernels of replays
+    work: Work = field(default_factory=Work)  # of all kernels, those of replays included, if the device is metered
     places: Counter[tuple[str, str]] = field(default_factory=Counter)  # (why it waits, file:line)
 
 
@@ -105,7 +108,7 @@ class ShadowDevice:
     """The devices' state: counts, streams, pinned memory, and who wrote which storage last."""
 
     def __init__(self, devices: int) -> None:
-        self.counts = Counts()
+        self.counts, self.metered = Counts(), False
         self.default_streams = [Stream(torch.device("cuda", index)) for index in range(devices)]
         self.capturing = threading.Lock()
         self._pinned: dict[int, Weak] = {}
@@ -136,6 +139,8 @@ class ShadowDevice:
     def replayed(self, graph: Graph) -> None:
         self.counts.replays += 1
         self.counts.launches += 1
+        self.counts.replayed += graph.kernels
+        self.counts.work = self.counts.work.and_also(graph.work or Work())
 
     def pin(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -277,6 +282,15 @@ class ShadowDevice:
         if not made or any(each.numel() for each in made):  # nothing runs for tensors without elements
             self.counts.launches += 1
             self.counts.kernels[name] += 1
+            if self.metered:
+                work = (
+                    Work(2 * sum(each.nbytes for each in made))
+                    if given is None
+                    else work_of(name, given[0], given[1], out)
+                )
+                self.counts.work = self.counts.work.and_also(work)
+                if STATE.graph is not None:
+                    STATE.graph.work = (STATE.graph.work or Work()).and_also(work)
         stream = runtime.current_stream(torch.device("cuda", index))
         for each in read:
             writer = self._writers.get(_pointer(each))

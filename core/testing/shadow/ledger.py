@@ -1,4 +1,5 @@
-"""The launches of a round by part, counted on the shadow device: what a round costs a GPU's host.
+"""The launches of a round by part, counted on the shadow device: what a round costs a GPU's host; and its kernels,
+their bytes and operations.
 
 A replay of a recording is one launch, an upload another. The part of a launch is the step of the loop that made it;
 where a round is one recording, the pass and the verdict are in it."""
@@ -6,9 +7,9 @@ where a round is one recording, the pass and the verdict are in it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from outrider.core import decode as loop
 from outrider.core.distribution import Sampling
 from outrider.core.protocol import Drafter, Plain, Prompts, Rule, Target
 from outrider.core.testing.shadow.device import ShadowDevice
+from outrider.core.testing.shadow.work import Work
 
 PARTS = ("draft", "score", "verdict", "fetch", "keep", "observe", "loop")
 _FILLING = 3  # rounds in which caches of constants are filled
@@ -30,6 +32,8 @@ class RoundCost:
     launches: Counter[str]  # other than replays
     waits: int
     captures: int
+    kernels: Counter[str] = field(default_factory=Counter)  # those of replays included
+    work: Mapping[str, Work] = field(default_factory=dict)  # where the device is metered
 
     @property
     def total(self) -> int:
@@ -40,8 +44,9 @@ class _Parts:
     """Gives each launch to the part of the loop that is running."""
 
     def __init__(self, gpu: ShadowDevice) -> None:
-        self.gpu, self.part, self.seen = gpu, "loop", (0, 0)
-        self.replays, self.launches = Counter[str](), Counter[str]()
+        self.gpu, self.part, self.seen = gpu, "loop", (0, 0, 0, Work())
+        self.replays, self.launches, self.kernels = Counter[str](), Counter[str](), Counter[str]()
+        self.work = dict[str, Work]()
         self.waits = self.captures = 0
         self.reset()
 
@@ -51,15 +56,19 @@ class _Parts:
         replays, launches = counts.replays - self.seen[0], counts.launches - counts.replays - self.seen[1]
         self.replays[self.part] += replays
         self.launches[self.part] += launches
-        self.seen = counts.replays, counts.launches - counts.replays
+        self.kernels[self.part] += launches + counts.replayed - self.seen[2]
+        more = Work(counts.work.bytes - self.seen[3].bytes, counts.work.flops - self.seen[3].flops)
+        self.work[self.part] = self.work.get(self.part, Work()).and_also(more)
+        self.seen = counts.replays, counts.launches - counts.replays, counts.replayed, counts.work
 
     def reset(self) -> RoundCost:
         """The costs since the last call."""
         self.book()
         counts = self.gpu.counts
         waits = counts.waits + counts.pageable - counts.captures  # a capture's own wait is no round's
-        cost = RoundCost(+self.replays, +self.launches, waits - self.waits, counts.captures - self.captures)
-        self.replays, self.launches = Counter(), Counter()
+        waited, captured = waits - self.waits, counts.captures - self.captures
+        cost = RoundCost(+self.replays, +self.launches, waited, captured, +self.kernels, self.work)
+        self.replays, self.launches, self.kernels, self.work = Counter(), Counter(), Counter(), {}
         self.waits, self.captures = waits, counts.captures
         return cost
 
@@ -128,6 +137,32 @@ def round_costs(
                 break
         steps.close()  # type: ignore[attr-defined]
     return costs[_FILLING:]
+
+
+def by_part(cost: RoundCost, weight_bytes: int, bandwidth: float) -> list[dict[str, Any]]:
+    """The ledger: a row for each part of a round and one for the whole round. `floor_ms`: reading the weights once at
+    `bandwidth`, in bytes a second; `bytes_ms`: moving all bytes at that."""
+    rows = list[dict[str, Any]]()
+    for part in (*PARTS, "round"):
+        whole = part == "round"
+        work = Work() if whole else cost.work.get(part, Work())
+        if whole:
+            for each in cost.work.values():
+                work = work.and_also(each)
+        counts = [each.total() if whole else each[part] for each in (cost.replays, cost.launches, cost.kernels)]
+        if whole or any(counts) or (part == "fetch" and cost.waits):
+            rows.append(
+                {
+                    "part": part,
+                    **dict(zip(("replays", "launches", "kernels"), counts, strict=True)),
+                    "waits": cost.waits if whole else int(part == "fetch" and cost.waits > 0),
+                    "mbytes": work.bytes / 1e6,
+                    "mflops": work.flops / 1e6,
+                    "bytes_ms": work.bytes / bandwidth * 1e3,
+                    "floor_ms": weight_bytes / bandwidth * 1e3 if whole else None,
+                }
+            )
+    return rows
 
 
 def typical(costs: list[RoundCost]) -> RoundCost:

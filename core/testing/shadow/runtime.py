@@ -138,6 +138,7 @@ class Graph:
         self.index = 0
         self._operations: list[tuple[Callable[..., Any], Any, Any, str]] = []
         self._own: dict[int, Tensor] = {}  # by storage: memory that the capture itself allocated
+        self.work: Any = None  # of its kernels, if the device is metered
 
     def record(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any, place: str) -> None:
         def kept(tensor: Tensor) -> Any:
@@ -151,6 +152,10 @@ class Graph:
             if _pointer(tensor) not in given:
                 self.allocated(tensor)
         self._operations.append((func, inputs, [kept(tensor) for tensor in tensors_in(out)], place))
+
+    @property
+    def kernels(self) -> int:
+        return len(self._operations)
 
     def allocated(self, tensor: Tensor) -> None:
         self._own[_pointer(tensor)] = tensor

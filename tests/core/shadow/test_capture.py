@@ -97,7 +97,7 @@ def test_trees_of_the_host_share_recordings() -> None:
         steps = decode(Decoder(shared), drafter, make_rule(), PROMPTS[:1], sampling=sampling, max_new_tokens=150)
         rounds = len(list(steps))
         assert shared.graphs is not None and rounds > 100 and len(drafter.shapes) > 80
-        assert shared.graphs.pool.captured <= 48  # a round and an update each
+        assert shared.graphs.pool.captured <= 60  # a round for each of two buckets of columns, and updates
 
 
 def test_threads_capture_in_turns_and_share_no_buffer() -> None:
