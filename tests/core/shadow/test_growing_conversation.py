@@ -1,7 +1,7 @@
 """A growing conversation: once its first rounds are over nothing is recorded any more, as recordings do not depend on
 how full the cache is, and its tokens are those of the CPU.
 
-In the suite 40 rounds up to 2,400 tokens, of which the first 20 record; under `OUTRIDER_SHADOW=all` 1,000 rounds up to
+In the suite 20 rounds up to 2,400 tokens, of which the first 10 record; under `OUTRIDER_SHADOW=all` 1,000 rounds up to
 8,000 tokens, of which the first 100 do."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIG = Config(
     vocabulary=61, hidden_size=16, layers=3, heads=2, kv_heads=1, head_dim=8, intermediate_size=16, context=8192
 )
 LENGTH = 8_000 if ALL else 2_400
-FIRST, ROUNDS, TURN = (100, 1_000, 50) if ALL else (20, 40, 10)  # rounds that record, of all turns, and of each
+FIRST, ROUNDS, TURN = (100, 1_000, 50) if ALL else (10, 20, 5)  # rounds that record, of all turns, and of each
 NAMES = [None, "eagle3", "draft-model", "medusa", "prompt-lookup"] if ALL else [None, "eagle3"]
 
 
