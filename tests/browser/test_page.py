@@ -42,7 +42,8 @@ _COPIED = """() => {
 
 def test_text_streams_and_every_step_can_be_shown(visit: Open) -> None:
     seen = visit()
-    seen.page.fill("#text-prompt textarea", "the cat sat on the mat and the cat sat")
+    seen.open("?panel=text&drafter=prompt-lookup&prompt=the+cat+sat+on+the+mat+and+the+cat+sat")  # auto may not draft
+    seen.until("#text-settings", "drafter prompt-lookup")
     seen.run("text")
     passes = int(seen.page.get_attribute("#text-steps input[type=range]", "max"))
     assert passes < 96 and seen.page.locator("#text-out .or-t:not(.or-x)").count() == 96
@@ -57,7 +58,8 @@ def test_text_streams_and_every_step_can_be_shown(visit: Open) -> None:
     seen.page.keyboard.press("ArrowRight")
     seen.until("#text-steps .or-count", f"Target pass 2 of {passes}")
     seen.page.locator("#text-steps .or-play").click()
-    seen.until("#text-steps .or-count", f"Target pass 4 of {passes}")
+    at = "Number(document.querySelector('#text-steps .or-count').innerText.match(/[0-9]+/)[0])"
+    seen.page.wait_for_function(f"{at} >= 4")  # a busy machine may miss a pass
     seen.page.locator("#text-steps .or-play").click()
     assert "uess" in seen.text("#text-steps .or-say")
 
