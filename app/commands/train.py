@@ -133,9 +133,11 @@ def train(
             )
         )
         return
+    from outrider.core.training.optim import check_accelerate
     from outrider.text.training.run import TrainingRequest
     from outrider.text.training.run import train as run
 
+    check_accelerate()
     request = TrainingRequest(
         recipes=tuple(recipes),
         model=model,

@@ -128,12 +128,19 @@ def remove_checkpoint(out: Path) -> None:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def accelerator(cpu: bool, precision: str) -> Any:
-    """A new `accelerate.Accelerator`; on CPUs without fast 16-bit products it computes in 32 bits."""
+def check_accelerate() -> None:
+    """Raise if training can't run, before anything is fetched or generated for it."""
     try:
-        import accelerate
+        import accelerate  # noqa: F401
     except ImportError:
         raise TrainingError(f"training needs accelerate: {install_command('train')}") from None
+
+
+def accelerator(cpu: bool, precision: str) -> Any:
+    """A new `accelerate.Accelerator`; on CPUs without fast 16-bit products it computes in 32 bits."""
+    check_accelerate()
+    import accelerate
+
     accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
     return accelerate.Accelerator(cpu=cpu, mixed_precision="no" if cpu and not halves() else precision)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["train", *arguments], catch_exceptions=False)
+
+
+def test_a_missing_extra_is_told_before_answers_are_generated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # as where it is not installed
+    result = CliRunner().invoke(cli, ["train", "eagle3", "-o", str(cache / "out")])
+    assert "training needs accelerate" in str(result.exception) + result.output
+    assert not (cache / "training").exists()
 
 
 def test_recipes_are_listed() -> None:
