@@ -24,9 +24,10 @@ test-browser: .venv/for-work
 shadow: .venv/for-work
 	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow tests/core/kernels/test_gpu.py
 
-# The whole products of the enumerations and the pins of all drafters, of which `make test` runs a third.
+# Every case of the tests of which `make test` runs some (tests/turns.py).
 laws: .venv/for-work
-	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/rules tests/test_tokens_per_call.py
+	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal \
+		$(shell grep -rl --include='test_*.py' 'from tests.turns import' tests)
 
 # Changes of the rules, the loop and the cache, each of which a test must notice: 100 places of each, drawn at random.
 # What was found is kept in build/mutants/results.jsonl, and a run that was stopped goes on. SAMPLE=0 takes all places.

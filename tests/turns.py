@@ -1,4 +1,4 @@
-"""Which cases of a product run: all under `OUTRIDER_LAWS=all` (`make laws`), in the suite a third, always the same."""
+"""Which cases of a product run: all under `OUTRIDER_LAWS=all` (`make laws`), in the suite some, always the same."""
 
 from __future__ import annotations
 
