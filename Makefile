@@ -22,11 +22,11 @@ test-browser: .venv/for-work
 # The whole products of the device suite, 2,000 rounds a trained drafter and 500 sizes a Triton kernel, on a shadow of a
 # CUDA device and in Triton's interpreter.
 shadow: .venv/for-work
-	OUTRIDER_SHADOW=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal tests/core/shadow tests/core/kernels/test_gpu.py
+	OUTRIDER_SHADOW=all $(BIN)/pytest -q --timeout 3600 -n auto --maxprocesses 8 --dist worksteal tests/core/shadow tests/core/kernels/test_gpu.py
 
 # Every case of the tests of which `make test` runs some (tests/turns.py).
 laws: .venv/for-work
-	OUTRIDER_LAWS=all $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal \
+	OUTRIDER_LAWS=all $(BIN)/pytest -q --timeout 3600 -n auto --maxprocesses 8 --dist worksteal \
 		$(shell grep -rl --include='test_*.py' 'from tests.turns import' tests)
 
 # Changes of the rules, the loop and the cache, each of which a test must notice: 100 places of each, drawn at random.
