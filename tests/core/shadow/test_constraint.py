@@ -32,6 +32,13 @@ def generate(device: str, name: str | None, rule: str, gpu: Any = None) -> Outco
     return outcome(steps, gpu)
 
 
+def texts(found: Outcome) -> list[list[int]]:
+    """The tokens of each row."""
+    return [
+        [token for row, tokens, _ in found.steps if row == number for token in tokens] for number in range(len(PROMPTS))
+    ]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", [pytest.param("exact", marks=pytest.mark.slow), "gumbel-match"])
 @pytest.mark.parametrize("name", [None, *DRAFTERS] if ALL else QUICK)
@@ -39,6 +46,8 @@ def test_tokens_are_those_of_the_cpu(device: Device, name: str | None, rule: str
     expected = generate("cpu", name, rule)
     with device() as gpu:
         found = generate("cuda", name, rule, gpu)
-    assert found.steps == expected.steps
+    assert texts(found) == texts(expected)
+    # on a device it isn't known, without a wait, that a drawn chain stopped at once, so that forced tokens could follow
+    assert found.steps == expected.steps or name == "dfly"
     if name in QUICK:
         assert found.steady <= WAITS.get(name or "", 1) + MORE_WAITS.get(name or "", 0), found.places
