@@ -1,5 +1,6 @@
 """Speech as a sequence of codes: `load` a voice and `generate` speech."""
 
+import outrider.core  # noqa: F401, before torch is imported
 from outrider.speech.audio import Sound
 from outrider.speech.hub.model import PublishedResult, PublishedSpeech
 from outrider.speech.loading import load

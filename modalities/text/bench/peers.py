@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.core import SPINS
 from outrider.core.assets.sources import Index
 from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Contender, Counts, Item, Outcome
@@ -154,7 +155,8 @@ class Worker:
     def __init__(self, python: Path, kind: str, options: dict[str, Any], log: Path) -> None:
         self.log = log
         threads = str(options["threads"])
-        env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        env = dict(os.environ.items() - SPINS.items())  # a setting of ours, which other engines come without
+        env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", "")])  # the venv's own compilers
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as errors:
