@@ -357,6 +357,8 @@ LLASA_PLUS = Method(
     paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
     topology=("chain", "tree"),
     inputs={"head": Input.DRAFT_HEAD},
+    defaults={"speech": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 1, 2, 2, 3)}},
+    relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
     test_head_options={"modules": 2, "vocabulary": (2, 0)},
     test_options=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
 )
