@@ -16,7 +16,7 @@ NAMES = {*DRAFTERS, *RULES, AUTO.name}
 # Experiments and menus: which methods they run, or show first, is what they are about.
 EXPERIMENTS = {
     *("app/report/sections.py", "app/page/record_examples.py", "app/commands/simulate.py"),
-    *("app/page/drafter_menu.py", "app/page/lab_tab.py"),
+    *("app/page/drafter_menu.py", "app/page/lab_tab.py", "app/bench/counted.py"),
 }
 EXCEPTIONS = {  # the defaults of commands, whose help may not wait for torch
     ("app/options.py", "auto"),
