@@ -34,6 +34,7 @@ class RoundCost:
     captures: int
     kernels: Counter[str] = field(default_factory=Counter)  # those of replays included
     work: Mapping[str, Work] = field(default_factory=dict)  # where the device is metered
+    waits_of: Counter[str] = field(default_factory=Counter)  # of each part
 
     @property
     def total(self) -> int:
@@ -44,10 +45,10 @@ class _Parts:
     """Gives each launch to the part of the loop that is running."""
 
     def __init__(self, gpu: ShadowDevice) -> None:
-        self.gpu, self.part, self.seen = gpu, "loop", (0, 0, 0, Work())
+        self.gpu, self.part, self.seen = gpu, "loop", (0, 0, 0, Work(), 0)
         self.replays, self.launches, self.kernels = Counter[str](), Counter[str](), Counter[str]()
-        self.work = dict[str, Work]()
-        self.waits = self.captures = 0
+        self.work, self.waits = dict[str, Work](), Counter[str]()
+        self.captures = 0
         self.reset()
 
     def book(self) -> None:
@@ -59,17 +60,23 @@ class _Parts:
         self.kernels[self.part] += launches + counts.replayed - self.seen[2]
         more = Work(counts.work.bytes - self.seen[3].bytes, counts.work.flops - self.seen[3].flops)
         self.work[self.part] = self.work.get(self.part, Work()).and_also(more)
-        self.seen = counts.replays, counts.launches - counts.replays, counts.replayed, counts.work
+        waits = counts.waits + counts.pageable - counts.captures  # a capture's own wait is no round's
+        self.waits[self.part] += waits - self.seen[4]
+        self.seen = counts.replays, counts.launches - counts.replays, counts.replayed, counts.work, waits
 
     def reset(self) -> RoundCost:
         """The costs since the last call."""
         self.book()
-        counts = self.gpu.counts
-        waits = counts.waits + counts.pageable - counts.captures  # a capture's own wait is no round's
-        waited, captured = waits - self.waits, counts.captures - self.captures
-        cost = RoundCost(+self.replays, +self.launches, waited, captured, +self.kernels, self.work)
-        self.replays, self.launches, self.kernels, self.work = Counter(), Counter(), Counter(), {}
-        self.waits, self.captures = waits, counts.captures
+        captures, self.captures = self.gpu.counts.captures - self.captures, self.gpu.counts.captures
+        replays, launches, kernels, waits = +self.replays, +self.launches, +self.kernels, +self.waits
+        cost = RoundCost(replays, launches, self.waits.total(), captures, kernels, self.work, waits)
+        self.replays, self.launches, self.kernels, self.waits, self.work = (
+            Counter(),
+            Counter(),
+            Counter(),
+            Counter(),
+            {},
+        )
         return cost
 
     def within(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,12 +157,13 @@ def by_part(cost: RoundCost, weight_bytes: int, bandwidth: float) -> list[dict[s
             for each in cost.work.values():
                 work = work.and_also(each)
         counts = [each.total() if whole else each[part] for each in (cost.replays, cost.launches, cost.kernels)]
-        if whole or any(counts) or (part == "fetch" and cost.waits):
+        waits = cost.waits if whole else cost.waits_of[part]
+        if whole or any(counts) or waits:
             rows.append(
                 {
                     "part": part,
                     **dict(zip(("replays", "launches", "kernels"), counts, strict=True)),
-                    "waits": cost.waits if whole else int(part == "fetch" and cost.waits > 0),
+                    "waits": waits,
                     "mbytes": work.bytes / 1e6,
                     "mflops": work.flops / 1e6,
                     "bytes_ms": work.bytes / bandwidth * 1e3,
