@@ -21,11 +21,12 @@ from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.per_row import batched
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import PREFILL_CHUNK, BatchedTarget, Drafter, Plain, Prefill, Rule
+from outrider.core.protocol import PREFILL_CHUNK, BatchedTarget, Drafter, Plain, Prefill, PrefixSharing, Rule
 from outrider.core.rng import CounterRNG, mix
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Step
 
+PREFIX_MEMORY = 256 << 20  # bytes
 _SCRATCH = 64  # slots of a row for drafts and tokens not yet read
 
 
@@ -40,12 +41,17 @@ class _Row:
     width: int  # cache slots that it may need
     overtaken: int = 0
     round: int = 0
-    reading: Generator[None, None, Prefill] | None = None
+    reading: Generator[int, None, Prefill] | None = None
+    chunk: int | None = None  # tokens that the next step of `reading` reads; None: it has not begun
+    reused: int = 0  # prompt tokens that were copied, not read
 
 
 class ContinuousBatch:
     """Decodes at most `rows` requests at a time in at most `memory` bytes of cache; `make` gives a drafter (None: plain
     decoding). At most `waiting` further requests are queued; one that does not fit is overtaken `patience` times.
+
+    What requests have read is held in at most `prefix_memory` bytes, part of `memory`, and is copied for a prompt that
+    begins with the same tokens (0: only from active requests; None: prompts are read whole).
 
     `stop(number, tokens)` is as for `decode`, with a request's number for the row. Not thread-safe.
     """
@@ -59,6 +65,7 @@ class ContinuousBatch:
         sampling: Sampling | None = None,
         rows: int = 8,
         memory: int | None = None,
+        prefix_memory: int | None = PREFIX_MEMORY,
         waiting: int = 100_000,
         patience: int = 16,
         stop: Stop | None = None,
@@ -68,12 +75,15 @@ class ContinuousBatch:
             raise InvalidOption(
                 f"rows={rows}, waiting={waiting}, patience={patience}: each must be 1 or more, patience may be 0"
             )
+        if prefix_memory is not None and prefix_memory < 0:
+            raise InvalidOption(f"prefix_memory is {prefix_memory}; it must be a number of bytes, or None")
         if not isinstance(target, BatchedTarget):
             raise Incompatible(
                 f"{type(target).__name__} does not support continuous batching; use a model that our own "
                 "decoder runs (Llama, Qwen, Mistral, Gemma, ...), or give generate() a list of prompts"
             )
-        self.target, self.rows, self.memory = target, rows, memory
+        self.target, self.rows, self.memory, self.prefix_memory = target, rows, memory, prefix_memory
+        self._sharing = target if isinstance(target, PrefixSharing) else None
         self.max_waiting, self.patience = waiting, patience
         sampling = sampling or Sampling()
         self._drafter = batched(lambda: constrained(Plain() if make is None else make(), sampling))
@@ -99,6 +109,8 @@ class ContinuousBatch:
         self._cancelled: set[int] = set()
         self._next = 0
         self._width = 0  # slots of each row
+        self._reused: dict[int, int] = {}  # of each request that the last round decoded
+        self._bound_prefixes()
 
     # ---- requests
 
@@ -144,6 +156,20 @@ class ContinuousBatch:
         """Bytes of cache for all rows, empty ones included."""
         return len(self._slots) * self._width * self.target.slot_bytes
 
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes that are held of what requests have read."""
+        return 0 if self._sharing is None else self._sharing.prefix_bytes
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens of all requests that were copied, not read."""
+        return 0 if self._sharing is None else self._sharing.reused_tokens
+
+    def reused(self, number: int) -> int:
+        """Prompt tokens that were copied, not read, of a request that the last round decoded."""
+        return self._reused.get(number, 0)
+
     def __iter__(self) -> Iterator[Step]:
         """Steps until no request is waiting or active; requests may be added meanwhile."""
         while not self.idle:
@@ -155,6 +181,7 @@ class ContinuousBatch:
         self._drop()
         self._admit()
         self._read()
+        self._reused = {row.number: row.reused for row in self._slots if row is not None}
         if not any(self._run.open):
             return []
         steps = self._run.round([0 if row is None else row.round for row in self._slots])
@@ -200,6 +227,8 @@ class ContinuousBatch:
     def _vacate(self, slot: int) -> None:
         row, self._slots[slot] = self._slots[slot], None
         assert row is not None
+        if self._sharing is not None:
+            self._sharing.retain(slot, [*row.prompt, *self._run.emitted[slot]])
         if row.reading is None:
             self._drafter.leave(slot)
         else:
@@ -248,6 +277,7 @@ class ContinuousBatch:
         run = self._run
         width = max([width, *(row.width for row in self._slots if row is not None)])
         self._width = -(-width // 64) * 64
+        self._bound_prefixes(len(order))
         self.target.arrange(order, self._width)
         self._drafter.arrange(order, self._width)
         self._slots = [self._slots[row] if row >= 0 else None for row in order]
@@ -255,6 +285,14 @@ class ContinuousBatch:
         run.emitted = [run.emitted[row] if row >= 0 else [] for row in order]
         run.open = [row >= 0 and run.open[row] for row in order]
         run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
+
+    def _bound_prefixes(self, rows: int = 0) -> None:
+        """Leave to what is held of prefixes what so many rows leave of the memory."""
+        if self._sharing is not None:
+            limit, left = self.prefix_memory, self.memory
+            if limit is not None and left is not None:
+                limit = min(limit, max(left - rows * self._width * self.target.slot_bytes, 0))
+            self._sharing.share_prefixes(limit)
 
     def _close_up(self, *, at_once: bool = False) -> None:
         """Remove empty rows if no request is waiting and they are at least half of all rows."""
@@ -270,11 +308,16 @@ class ContinuousBatch:
             row = self._slots[slot]
             assert row is not None and row.reading is not None
             while tokens < PREFILL_CHUNK or not any(self._run.open):
-                tokens += min(len(row.prompt), PREFILL_CHUNK)
+                tokens += row.chunk or 0
+                before = self.reused_tokens
                 try:
-                    next(row.reading)
+                    row.chunk, first = next(row.reading), row.chunk is None
                 except StopIteration as end:
+                    first = row.chunk is None
                     row.reading = None
                     self._drafter.enter(slot, end.value, row.prompt)
                     self._run.open[slot] = True
+                if first:
+                    row.reused = self.reused_tokens - before
+                if row.reading is None:
                     break

@@ -276,12 +276,28 @@ class BatchedTarget(Target, Protocol):
         """Reorder the rows: row i becomes the former row order[i]; -1: an empty one. Each has room for `width` tokens,
         scratch included."""
 
-    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
-        """Read a prompt into a row, PREFILL_CHUNK tokens per step of the generator; other rows may be decoded in
-        between, and `row` returns the row's current index. Returns the prefill."""
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
+        """Read a prompt into a row, at most PREFILL_CHUNK tokens per step of the generator, which yields their number
+        before it reads them; other rows may be decoded in between, and `row` returns the row's current index. Returns
+        the prefill."""
 
     def leave(self, row: int) -> None:
         """Free a row."""
+
+
+@runtime_checkable
+class PrefixSharing(BatchedTarget, Protocol):
+    """Does not read the beginning of a prompt that another row has read."""
+
+    @property
+    def reused_tokens(self) -> int: ...  # prompt tokens that were not read again, since `open`
+    @property
+    def prefix_bytes(self) -> int: ...  # held for that, beside the rows
+    def share_prefixes(self, limit: int | None) -> None:
+        """Hold at most `limit` bytes for that; 0: what rows in use have read is enough; None: read all prompts."""
+
+    def retain(self, row: int, tokens: Sequence[int]) -> None:
+        """Hold what a row that is about to leave has read; `tokens` are all of its text."""
 
 
 @runtime_checkable

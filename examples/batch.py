@@ -1,6 +1,7 @@
 """Decode requests that enter and leave a batch while others are decoded (continuous batching).
 
-Prints each answer when it is finished, with its number, and at the end the tokens per target pass of each.
+Prints each answer when it is finished, with its number, and at the end the tokens per target pass of each and
+how many tokens at the beginning of its prompt were not read again.
 """
 
 import argparse
@@ -21,4 +22,5 @@ with lm.batch(rows=options.batch_size, drafter="prompt-lookup", max_new_tokens=o
             print(f"{piece.row}: {requests[piece.row].text!r}")
 
 for request in requests:
-    print(f"{request.number}: {request.result.trace.summary().tokens_per_pass:.2f} tokens per target pass")
+    tokens_per_pass = request.result.trace.summary().tokens_per_pass
+    print(f"{request.number}: {tokens_per_pass:.2f} tokens per target pass, {request.reused} prompt tokens reused")

@@ -174,7 +174,7 @@ class LongContextDecoder(Decoder):
         self._followed = {new for new, old in enumerate(order) if old in self._followed}
 
     @torch.no_grad()
-    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
         prefill = yield from super().enter(row, prompt)
         index = row()
         self._texts[index] = list(prompt)

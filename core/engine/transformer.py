@@ -23,6 +23,7 @@ from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.int8 import slot_size
+from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
@@ -73,6 +74,7 @@ class Decoder:
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self.cache.with_keys, self.cache.context = any(cfg.variant.windows), cfg.context
+        self.prefixes = Prefixes(self.cache)
         self._taps: frozenset[str] = frozenset()
         self._judge: Judge | None = None
         if network.graphs is not None:
@@ -102,6 +104,7 @@ class Decoder:
         longest = max(map(len, prompts))
         self._check_length(longest)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self.prefixes.open(needs)
         self.cache.begin(prompts)
         self.network.ensure_positions(longest, self.cache.long)
         lengths = [len(prompt) - 1 for prompt in prompts]
@@ -154,33 +157,57 @@ class Decoder:
         """Begin without rows."""
         self._set_taps(needs)
         self._pipeline = LogitsPipeline(sampling, [], self.vocabulary, self.device)
+        self.prefixes.open(needs)
         self.cache.open()
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         """Make row i the former row order[i], or an empty row; see outrider.core.protocol.BatchedTarget."""
         self._pipeline.arrange(order)
+        self.prefixes.arrange(order)
         self.cache.arrange(order, width)
 
+    def share_prefixes(self, limit: int | None) -> None:
+        """As outrider.core.protocol.PrefixSharing."""
+        self.prefixes.restrict(None if self.network.conditioning_of(0) is not None else limit)
+
     @torch.no_grad()
-    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
-        """Read a prompt into a row, in the same chunks as when it is decoded alone; yields between chunks. `row()`
-        returns the current index of the row."""
+    def retain(self, row: int, tokens: Sequence[int]) -> None:
+        self.prefixes.retain(row, tokens)
+
+    @property
+    def reused_tokens(self) -> int:
+        return self.prefixes.reused
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.prefixes.bytes
+
+    @torch.no_grad()
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
+        """Read what can't be copied of a prompt (see Prefixes) into a row, in the same chunks as when it is decoded
+        alone; yields the size of each before reading it. `row()` returns the current index of the row."""
         self._check_length(len(prompt))
         self.network.ensure_positions(len(prompt), self.cache.long)
         self._pipeline.enter(row(), prompt)
-        tapped: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
-        for start in range(0, length, PREFILL_CHUNK):
-            if start:
-                yield
-            stop, index = min(start + PREFILL_CHUNK, length), row()
+        start, known = self.prefixes.enter(row(), prompt)
+        tapped: dict[str, list[Tensor]] = {tap: [known[tap]] if tap in known else [] for tap in self._taps}
+        self.cache.set_row(row(), start, prompt[start])
+        while start < length:
+            stop = min((start // PREFILL_CHUNK + 1) * PREFILL_CHUNK, length)
+            yield stop - start
+            index = row()
             ids = upload(prompt[start:stop], self.device, torch.long)[None]
             self._read_chunk(slice(index, index + 1), ids, self.cache.sequential_layout(start, stop), tapped)
             self.cache.set_row(index, stop, prompt[stop])
-        self.cache.set_row(row(), length, prompt[-1])
-        return Prefill(self._joined(tapped, 1))
+            self.prefixes.read(index, stop)
+            start = stop
+        hidden = self._joined(tapped, 1)
+        self.prefixes.finish(row(), hidden)
+        return Prefill(hidden)
 
     def leave(self, row: int) -> None:
+        self.prefixes.leave(row)
         self.cache.set_row(row, 0, 0)
 
     @torch.no_grad()
@@ -369,4 +396,5 @@ class Decoder:
         self._pipeline = copy.copy(mark.pipeline)
 
     def end(self) -> None:
+        self.prefixes.open(frozenset())
         self.cache.end()

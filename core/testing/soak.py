@@ -42,7 +42,8 @@ class SoakReport:
     wrong: int = 0  # of the finished: different from their run alone
     rounds: int = 0
     emitted: int = 0
-    cache_bytes: int = 0  # peak
+    reused: int = 0  # prompt tokens that were copied, not read
+    cache_bytes: int = 0  # peak, prefixes included
     resident: list[int] = field(default_factory=list, repr=False)  # bytes of the process, at regular intervals
 
     @property
@@ -69,10 +70,15 @@ class SoakRequest:
 def random_requests(
     vocabulary: int, seed: int = 0, max_prompt: int = 30, max_tokens: int = 40
 ) -> Iterator[SoakRequest]:
-    """Random prompts and limits, an endless iterator; ids below 4 are left for end tokens."""
-    rng = random.Random(seed)
+    """Random prompts and limits, an endless iterator; ids below 4 are left for end tokens. Every fourth prompt or so
+    begins as an earlier one does."""
+    rng, earlier = random.Random(seed), list[list[int]]()
     while True:
         prompt = [rng.randrange(4, vocabulary) for _ in range(rng.randint(1, max_prompt))]
+        if len(earlier) == 8 and rng.random() < 0.25:
+            begun = rng.choice(earlier)
+            prompt[: len(begun)] = begun[: len(prompt)]
+        earlier = [*earlier[-7:], prompt]
         yield SoakRequest(prompt, rng.randint(1, max_tokens), rng.randrange(1 << 30))
 
 
@@ -111,6 +117,7 @@ def soak(
     stop: Stop | None = None,
     rows: int = 8,
     memory: int | None = None,
+    prefix_memory: int | None = 1 << 20,
     check: int = 1,
     seed: int = 17,
     on_progress: Callable[[int], object] | None = None,
@@ -118,7 +125,8 @@ def soak(
     """Decode a number of requests from `source`; every `check`-th that finishes is decoded again alone. `on_progress`
     receives the number done. Raises SoakFailure for a request that continues after its end, and for leaks."""
     rng, report = random.Random(seed), SoakReport(requests)
-    batch = ContinuousBatch(target(), drafter, rule, sampling=sampling, rows=rows, memory=memory, stop=stop)
+    limits = {"rows": rows, "memory": memory, "prefix_memory": prefix_memory}
+    batch = ContinuousBatch(target(), drafter, rule, sampling=sampling, stop=stop, **limits)  # type: ignore[arg-type]
     active: dict[int, SoakRequest] = {}
     outputs: dict[int, list[int]] = {}
     added = done = 0
@@ -142,7 +150,7 @@ def soak(
                     expected = decode_alone(request, target(), drafter, rule, sampling=sampling, stop=stop)
                     report.wrong += tokens != expected
         report.rounds += 1
-        report.cache_bytes = max(report.cache_bytes, batch.cache_bytes)
+        report.cache_bytes = max(report.cache_bytes, batch.cache_bytes + batch.prefix_bytes)
         if outputs and rng.random() < _CANCELS:
             number = rng.choice(list(outputs))
             batch.cancel(number)
@@ -159,5 +167,6 @@ def soak(
         raise SoakFailure(f"the batch is idle, but {len(outputs)} requests have not ended: {sorted(outputs)[:5]}")
     if batch.cache_bytes or batch.active:
         raise SoakFailure(f"{batch.cache_bytes:,} bytes of cache and {batch.active} rows were not freed")
+    report.reused = batch.reused_tokens
     batch.close()
     return report

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from outrider.core.batching import ContinuousBatch
+from outrider.core.batching import PREFIX_MEMORY, ContinuousBatch
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
@@ -30,6 +30,7 @@ class Request:
     number: int
     prompt: list[int] = field(repr=False)
     seed: int = 0
+    reused: int = 0  # prompt tokens that another request has read, so that they were copied
     text: str = ""
     finish_reason: FinishReason | None = None
     cancelled: bool = False
@@ -53,7 +54,7 @@ class Request:
     @property
     def result(self) -> Result:
         """The result so far, as `generate` returns it."""
-        batch, facts = self.batch, {"request": self.number}
+        batch, facts = self.batch, {"request": self.number, "reused": self.reused}
         trace = batch.about.trace(self.steps, batch.options, self.seed, batch.weight_bytes, facts)
         return result_of(batch.model, self.text, trace, self.finish_reason, self.prompt, batch.options, batch.grammar)
 
@@ -62,7 +63,15 @@ class TextBatch:
     """A batch to which requests can be added at any time. Iterating decodes until all are finished and yields pieces of
     text; the caller keeps the finished requests. Closing it cancels the rest."""
 
-    def __init__(self, model: TextModel, options: Options, *, rows: int, memory: int | None) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        options: Options,
+        *,
+        rows: int,
+        memory: int | None,
+        prefix_memory: int | None = PREFIX_MEMORY,
+    ) -> None:
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InvalidOption("a batch makes one drafter per request; give a drafter's name or None")
         self.model, self.options = model, options
@@ -87,6 +96,7 @@ class TextBatch:
             sampling=sampling,
             rows=rows,
             memory=memory,
+            prefix_memory=prefix_memory,
             stop=self._stop if options.cuts else None,
             record=Record(nodes=False, logprobs=options.logprobs, alternatives=options.alternatives),
         )
@@ -121,7 +131,18 @@ class TextBatch:
 
     @property
     def cache_bytes(self) -> int:
+        """Bytes of cache for all rows."""
         return self._core.cache_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes that are held of what requests have read, for those that begin with the same tokens."""
+        return self._core.prefix_bytes
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens of all requests that were copied, not read."""
+        return self._core.reused_tokens
 
     def __iter__(self) -> Iterator[Piece]:
         while not self.idle:
@@ -134,6 +155,8 @@ class TextBatch:
             request = self._requests.get(step.row)
             if request is None:  # cancelled by the reader of earlier pieces
                 continue
+            if not request.steps:
+                request.reused = self._core.reused(request.number)
             request.steps.append(replace(step, row=0))
             text = request.ending.text(step.emitted, last=step.finish is not None)
             request.text, request.finish_reason = request.text + text, finish_reason(step.finish)

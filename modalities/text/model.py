@@ -13,6 +13,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from outrider.core.batching import PREFIX_MEMORY
 from outrider.core.distribution import Sampling
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
@@ -173,9 +174,17 @@ class TextModel:
         return Stream(self, wanted, ids, limits, batch=batch, samples=n, conversation=conversation and n is None)
 
     @shows_options(Options)
-    def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> TextBatch:
+    def batch(
+        self,
+        *,
+        rows: int = 8,
+        memory: int | None = None,
+        prefix_memory: int | None = PREFIX_MEMORY,
+        **options: Unpack[Given],
+    ) -> TextBatch:
         """Continuous batching: up to `rows` requests at once, in at most `memory` bytes of cache; new ones enter while
-        others are decoded. The options hold for all requests.
+        others are decoded. At most `prefix_memory` of these bytes hold what requests have read, for prompts that begin
+        with the same tokens (None: prompts are read whole). The options hold for all requests.
 
         >>> lm = load("smollm2-135m")
         >>> batch = lm.batch(rows=2, drafter="prompt-lookup")
@@ -185,7 +194,7 @@ class TextModel:
         >>> requests[0].result.text
         'The capital of France is Paris.'
         """
-        return TextBatch(self, Options.of(options), rows=rows, memory=memory)
+        return TextBatch(self, Options.of(options), rows=rows, memory=memory, prefix_memory=prefix_memory)
 
     def room(self, prompt: Sequence[int], wanted: int, name: str) -> int:
         """The number of new tokens that fit into the context after a prompt, at most `wanted`."""

@@ -45,6 +45,25 @@ def test_a_request_seed_gives_the_same_output_as_alone(lm: TextModel) -> None:
     assert alone.text == texts[2]
 
 
+def test_a_common_beginning_is_read_once(lm: TextModel) -> None:
+    prompts = [f"the quick brown fox and the lazy dog sat on {place}" for place in ("logs", "mats", "mats")]
+    with lm.batch(rows=2, drafter=None, max_new_tokens=5) as batch:
+        asked = [batch.add(prompt) for prompt in prompts]
+        for _ in batch:
+            pass
+        assert asked[0].reused == 0 < asked[1].reused <= asked[2].reused == len(asked[2].prompt) - 1
+        assert asked[2].result.trace.options["reused"] == asked[2].reused
+        assert batch.reused_tokens == sum(request.reused for request in asked)
+        assert batch.prefix_bytes > 0
+    for prompt, request in zip(prompts, asked, strict=True):
+        assert request.tokens == lm.generate(prompt, drafter=None, max_new_tokens=5).tokens
+    with lm.batch(rows=2, prefix_memory=None, drafter=None, max_new_tokens=2) as batch:
+        asked = [batch.add(prompt) for prompt in prompts]
+        for _ in batch:
+            pass
+        assert batch.reused_tokens == batch.prefix_bytes == 0
+
+
 def test_cancelling_ends_only_one_request(lm: TextModel) -> None:
     batch = lm.batch(rows=2, drafter=None)
     asked = [batch.add(prompt, 8) for prompt in PROMPTS[:3]]
