@@ -109,6 +109,7 @@ class ContinuousBatch:
         self._cancelled: set[int] = set()
         self._next = 0
         self._width = 0  # slots of each row
+        self._reserved = False  # whether there is room for all rows
         self._reused: dict[int, int] = {}  # of each request that the last round decoded
         self._bound_prefixes()
 
@@ -277,6 +278,9 @@ class ContinuousBatch:
         run = self._run
         width = max([width, *(row.width for row in self._slots if row is not None)])
         self._width = -(-width // 64) * 64
+        if not self._reserved and self.target.device.type != "cpu":
+            self._reserve(len(order))
+        self._reserved = True
         self._bound_prefixes(len(order))
         self.target.arrange(order, self._width)
         self._drafter.arrange(order, self._width)
@@ -285,6 +289,16 @@ class ContinuousBatch:
         run.emitted = [run.emitted[row] if row >= 0 else [] for row in order]
         run.open = [row >= 0 and run.open[row] for row in order]
         run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
+
+    def _reserve(self, least: int) -> None:
+        """Let target and drafter make room for as many rows as there may be, which they keep: the passes of each number
+        of rows are then recorded once, not again whenever more rows than ever before have moved to a larger buffer."""
+        fit = self.rows if self.memory is None else min(self.memory // max(self._bytes(1, self._width), 1), self.rows)
+        empty = [-1] * max(fit, least)
+        self.target.arrange(empty, self._width)
+        self._drafter.arrange(empty, self._width)
+        self.target.arrange([], self._width)
+        self._drafter.arrange([], self._width)
 
     def _bound_prefixes(self, rows: int = 0) -> None:
         """Leave to what is held of prefixes what so many rows leave of the memory."""

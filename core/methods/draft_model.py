@@ -44,7 +44,7 @@ SAMPLED_TREE = Method(
     summary="samples several children per node from a smaller model, with or without replacement",
     paper="Recursive Speculative Decoding (arXiv 2402.14160)",
     topology=("tree",),
-    capabilities=(Capability.DISCARDS,),
+    capabilities=(Capability.BATCHED, Capability.DISCARDS),
     inputs={"model": Input.DRAFT_MODEL},
     test_options=({"tree": (-1, -1, 0, 1)}, {"tree": (-1, -1, 0, 0), "replacement": True}),
 )
@@ -56,7 +56,7 @@ TOP_K_TREE = Method(
     summary="fills a static tree with a smaller model's most probable tokens",
     paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
     topology=("tree",),
-    capabilities=(Capability.DISCARDS,),
+    capabilities=(Capability.BATCHED, Capability.DISCARDS),
     inputs={"model": Input.DRAFT_MODEL},
     test_options=({"tree": (-1, -1, 0, 0, 1)},),
 )
@@ -68,7 +68,7 @@ DYNAMIC_TREE = Method(
     summary="expands a smaller model's most probable nodes and keeps the best ones as the tree",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree",),
-    capabilities=(Capability.DISCARDS,),
+    capabilities=(Capability.BATCHED, Capability.DISCARDS),
     inputs={"model": Input.DRAFT_MODEL},
     test_options=({"nodes": 4, "width": 2, "depth": 2},),
 )

@@ -49,6 +49,7 @@ class _ModelDrafter:
     """Base: a draft model, its sampling settings, and the rows that are still open."""
 
     needs: frozenset[str] = frozenset()
+    _batches = False  # whether rows can enter and leave: not where a row has a state of its own here
 
     def __init__(self, model: Target, sampling: Sampling | None) -> None:
         self.model, self._sampling = model, sampling
@@ -56,8 +57,36 @@ class _ModelDrafter:
         self.bytes_read = 0
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self.model.begin(prompts, self._sampling or sampling, frozenset())
+        self.model.begin(prompts, self._drafting(sampling), frozenset())
         self._open = torch.ones(len(prompts), dtype=torch.bool, device=self.model.device)
+
+    def _drafting(self, sampling: Sampling) -> Sampling:
+        """The settings at which the model drafts for a target that samples like this."""
+        return self._sampling or sampling
+
+    # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
+
+    def supports_batching(self) -> bool:
+        return self._batches and isinstance(self.model, BatchedTarget)
+
+    def open(self, sampling: Sampling) -> None:
+        self._batched().open(self._drafting(sampling), frozenset())
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._batched().arrange(order, width)
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        for _ in self._batched().enter(lambda: row, prompt):
+            pass
+
+    def leave(self, row: int) -> None:
+        self._batched().leave(row)
+
+    def _batched(self) -> BatchedTarget:
+        assert isinstance(self.model, BatchedTarget)
+        return self.model
+
+    # ----
 
     def score(self, draft: Draft, since: int | None) -> Scores:
         self.bytes_read += self.model.weight_bytes
@@ -117,6 +146,8 @@ class DraftModel(_ModelDrafter):
     features of the distribution). `sampling` lets the model draw at other settings than the target's, which changes the
     acceptance rate and never the distribution of the output."""
 
+    _batches = True
+
     def __init__(
         self,
         model: Target,
@@ -140,7 +171,7 @@ class DraftModel(_ModelDrafter):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._state_policy = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
         taps = frozenset({self._state_policy.tap} if self._state_policy and self._state_policy.tap else ())
-        self.model.begin(prompts, self._sampling or sampling, taps)
+        self.model.begin(prompts, self._drafting(sampling), taps)
         self.policy.begin(len(prompts), self.model.device)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -217,26 +248,15 @@ class DraftModel(_ModelDrafter):
 
     def supports_batching(self) -> bool:
         """Not with policies that keep a state per row."""
-        return type(self.policy) in (Fixed, Confidence) and isinstance(self.model, BatchedTarget)
+        return type(self.policy) in (Fixed, Confidence) and super().supports_batching()
 
     def open(self, sampling: Sampling) -> None:
         self._state_policy = None
-        self._batched().open(self._sampling or sampling, frozenset())
+        super().open(sampling)
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        self._batched().arrange(order, width)
+        super().arrange(order, width)
         self.policy.begin(len(order), self.model.device)
-
-    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        for _ in self._batched().enter(lambda: row, prompt):
-            pass
-
-    def leave(self, row: int) -> None:
-        self._batched().leave(row)
-
-    def _batched(self) -> BatchedTarget:
-        assert isinstance(self.model, BatchedTarget)
-        return self.model
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         super().observe(draft, scores, verdict, rng)
@@ -245,6 +265,8 @@ class DraftModel(_ModelDrafter):
 
 class _Tree(_ModelDrafter):
     """Base: a static tree, filled level by level; `parents` is sorted by level, level i starts at node `starts[i]`."""
+
+    _batches = True
 
     def __init__(self, model: Target, tree: Sequence[int] | None, sampling: Sampling | None) -> None:
         super().__init__(model, sampling)
@@ -345,8 +367,8 @@ class TopKTree(_Tree):
     def __init__(self, model: Target, *, tree: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
         super().__init__(model, tree, sampling)
 
-    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        super().begin(prefill, prompts, softened(sampling))
+    def _drafting(self, sampling: Sampling) -> Sampling:
+        return super()._drafting(softened(sampling))
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
@@ -375,6 +397,8 @@ class DynamicTree(_ModelDrafter):
     `min_probability`. Probabilities are the model's at temperature 1, or at the settings `sampling`, however the target
     samples. Its nodes are fixed guesses, so the shape may depend on them."""
 
+    _batches = True
+
     def __init__(
         self,
         model: Target,
@@ -395,8 +419,8 @@ class DynamicTree(_ModelDrafter):
         self._floor = math.log(min_probability) if min_probability else -math.inf
         self._grower = model if isinstance(model, TreeGrowing) else None
 
-    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        super().begin(prefill, prompts, sampling.unscaled)
+    def _drafting(self, sampling: Sampling) -> Sampling:
+        return super()._drafting(sampling.unscaled)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         depth = self._depth(self.depth, room, rng)

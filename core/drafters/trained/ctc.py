@@ -107,6 +107,8 @@ def prefix_tree(tokens: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 class CollapsedTree(TopKTree):
     """The `nodes` most probable prefixes of what the frames collapse into."""
 
+    _batches = False  # the longest row's room decides which prefixes are found
+
     def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
         self.nodes, self.length = nodes, depth
         super().__init__(model, tree=parallel(nodes, depth), sampling=sampling)

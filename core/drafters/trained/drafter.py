@@ -199,6 +199,29 @@ class Learned:
         self.model.self_draftable = prefill.self_draftable
         self._inner.begin(prefill, prompts, sampling)
 
+    # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
+
+    def supports_batching(self) -> bool:
+        """Not where the target's own layers draft, which a row alone does not give."""
+        kinds = [self._fixed] + [self._drawn] * (self._drawn is not None)
+        return type(self.model) is HeadRunner and all(each.supports_batching() for each in kinds)
+
+    def open(self, sampling: Sampling) -> None:
+        self._inner = self._fixed if self._drawn is None or sampling.greedy else self._drawn
+        self._inner.open(sampling)
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._inner.arrange(order, width)
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        self.model.set_hidden(prefill.hidden)
+        self._inner.enter(row, prefill, prompt)
+
+    def leave(self, row: int) -> None:
+        self._inner.leave(row)
+
+    # ----
+
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft: Draft = self._inner.propose(room, rng)
         # a dynamic tree's nodes were computed in another order, so there is no state to continue from

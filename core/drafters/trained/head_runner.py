@@ -5,7 +5,7 @@ cache together with the target's. Independent of how a draft head computes and h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -118,6 +118,49 @@ class HeadRunner:
         self._pending = features.gather(1, last)  # [B, P, F], beside the cache's own pending tokens
         self._states = features.new_zeros(0)
         return Prefill()
+
+    # ---- continuous batching (outrider.core.protocol.BatchedTarget)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.cache.slot_bytes
+
+    def open(self, sampling: Sampling, needs: frozenset[str] = frozenset()) -> None:
+        self._pipeline = reduced(sampling, [], self.vocabulary, self.device, self.draft_head.words.vocabulary)
+        self.cache.open()
+        self._pending = self._states = torch.zeros(0, 0, 0, dtype=self.dtype, device=self.device)
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._pipeline.arrange(order)
+        self.cache.arrange(order, width)
+        wait, index = self.cache.rows.pending.shape[1], torch.tensor(order, dtype=torch.long, device=self.device)
+        more = (0, 0, 0, wait - self._pending.shape[1], 0, 1)  # index -1 selects the padding
+        self._pending = torch.nn.functional.pad(self._pending, more)[index]
+
+    @torch.no_grad()
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
+        """Read a prompt, whose hidden states `set_hidden` was given, into a row at once."""
+        place, read = row(), list(prompt[1:]) or list(prompt)
+        self._pipeline.enter(place, prompt)
+        features, length = self._features(), len(read) - 1
+        ids = torch.tensor([read], device=self.device)
+        for start in range(0, length if self.draft_head.cached_layers else 0, _PIECE):
+            stop = min(start + _PIECE, length)
+            places = self.cache.sequential_layout(start, stop)
+            attn_mask = replace(self._attn_mask(places, length + 1), store=self.cache.store[:, place : place + 1])
+            self.draft_head.open(features[:, start:stop], ids[:, start:stop], attn_mask)
+        self.cache.set_row(place, length, read[-1])
+        if self._pending.shape[2] != features.shape[2]:  # nothing has been read yet
+            self._pending = features.new_zeros(*self.cache.rows.pending.shape, features.shape[2])
+        self._pending = self._pending.clone()  # a recording may hold it
+        self._pending[place, 0] = features[0, -1] if len(prompt) > 1 else 0.0
+        yield from ()
+        return Prefill()
+
+    def leave(self, row: int) -> None:
+        self.cache.set_row(row, 0, 0)
+
+    # ----
 
     def _attn_mask(self, places: PassLayout, bound: int) -> AttentionMask:
         cos, sin = self.angles(places.positions, bound, self.dtype)

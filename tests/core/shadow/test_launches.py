@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.core.batching import ContinuousBatch
 from outrider.core.cost.break_even import Costs
 from outrider.core.drafters.combined.auto import Auto
 from outrider.core.engine.transformer import Decoder
@@ -17,7 +18,7 @@ from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import trial_drafter
 from outrider.core.testing.shadow.device import shadow_device
 from outrider.core.testing.shadow.ledger import RoundCost, round_costs
-from tests.core.shadow.cases import PROMPTS, SAMPLINGS, WAITS, network
+from tests.core.shadow.cases import PROMPTS, SAMPLINGS, WAITS, drafter_on, network
 
 # The most that are wanted: for plain decoding 2 replays and 4 others.
 WANTED = {
@@ -63,3 +64,20 @@ def test_launches_are_those_pinned(case: str) -> None:
 def test_launches_are_as_few_as_wanted() -> None:
     assert PINNED.keys() == WANTED.keys()
     assert all(PINNED[case] <= most for case, most in WANTED.items())
+
+
+@pytest.mark.parametrize(("name", "case"), [("medusa", "medusa"), ("eagle3", "eagle3, 63 nodes")])
+def test_launches_do_not_grow_with_the_rows_of_a_continuous_batch(name: str, case: str) -> None:
+    with shadow_device() as gpu:
+        drafter, found = drafter_on("cuda", DRAFTERS[name]), list[int]()
+        batch = ContinuousBatch(
+            Decoder(network("cuda")), lambda: drafter, make_rule(), sampling=SAMPLINGS["greedy"], rows=3
+        )
+        for prompt in PROMPTS:
+            batch.add(prompt, 100)
+        for _ in range(8):
+            before = gpu.counts.launches
+            batch.round()
+            found.append(gpu.counts.launches - before)
+        batch.close()
+    assert max(found[4:]) == PINNED[case], found
