@@ -105,10 +105,12 @@ def main() -> None:
                 end_now(128 + received[0] if stop.code else 0)  # a command that ended in order is no failure
             raise
         except Exception as error:
-            from outrider.core.errors import OutriderError
+            from outrider.core.errors import OutriderError, unreadable
 
             if os.environ.get("OUTRIDER_DEBUG"):
                 raise
+            if isinstance(error, IsADirectoryError | FileNotFoundError | NotADirectoryError) and error.filename:
+                error = OutriderError(unreadable(error.filename, error))
             kind = "" if isinstance(error, OutriderError | OSError) else f"unexpected {type(error).__name__}: "
             if _out_of_memory(error):
                 kind = "out of memory; use a smaller model or --dtype int8 or int4, fewer tokens or a smaller batch: "

@@ -339,7 +339,17 @@ def image_prompts(prompts: str) -> tuple[str, ...]:
         raise typer.BadParameter(
             f"there is no file {file}; the built-in sets are {' and '.join(PROMPTS)}", param_hint="--prompts"
         )
-    return tuple(filter(None, map(str.strip, file.read_text("utf-8").splitlines())))
+    return lines(file)
+
+
+def lines(file: Path) -> tuple[str, ...]:
+    """The lines of a text file that are not blank."""
+    from outrider.core.errors import InvalidOption, unreadable
+
+    try:
+        return tuple(filter(None, map(str.strip, file.read_text("utf-8").splitlines())))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(unreadable(file, error)) from None
 
 
 def file_size(count: int) -> str:

@@ -43,6 +43,25 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InvalidOption:
     return InvalidOption(f"unknown {what} '{shown}'.{hint} Known: {', '.join(names)}")
 
 
+def unreadable(path: object, error: OSError | UnicodeError) -> str:
+    """Why a file can't be read, and what to do, in one line.
+
+    >>> unreadable("prompts.jsonl", IsADirectoryError())
+    "prompts.jsonl can't be read: it is a folder; name a file"
+    """
+    if isinstance(error, UnicodeError):
+        why = "it is not UTF-8 text; save it as UTF-8, or name another file"
+    elif isinstance(error, IsADirectoryError):
+        why = "it is a folder; name a file"
+    elif isinstance(error, FileNotFoundError | NotADirectoryError):
+        why = "there is no such file; check the path"
+    elif isinstance(error, PermissionError):
+        why = "permission denied; change the file's permissions, or name another"
+    else:
+        why = error.strerror or str(error) or type(error).__name__
+    return f"{path} can't be read: {why}"
+
+
 def install_command(extra: str, distribution: str = "outrider") -> str:
     """The command that adds an extra to this installation, which may be of a checkout, of a git address or of a wheel.
 

@@ -33,6 +33,7 @@ from outrider.app.options import (
     RuleNames,
     Temperature,
     TopK,
+    lines,
     published,
 )
 from outrider.core.assets.files import write_atomically
@@ -131,8 +132,7 @@ def speech(
     if prompts is None:
         items = bench.sentences(num_prompts)
     else:
-        lines = filter(None, map(str.strip, prompts.read_text("utf-8").splitlines()))
-        items = [Item(str(index), "given", line) for index, line in enumerate(lines)][:num_prompts]
+        items = [Item(str(index), "given", line) for index, line in enumerate(lines(prompts))][:num_prompts]
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     if (loading := published(model, draft_model, model_option, weights)) is not None:
         if quality or samples is not None or plot is not None:

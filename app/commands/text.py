@@ -41,7 +41,7 @@ from outrider.app.options import (
     writable,
 )
 from outrider.core.assets.files import write_atomically
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, unreadable
 
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
@@ -136,7 +136,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"{path} can't be read as text: {error}") from None
+        raise InvalidOption(unreadable(path, error)) from None
 
 
 def _schema(path: Path) -> dict[str, Any]:

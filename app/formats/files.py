@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.app.formats.acceptance import SUMMARY, Acceptance
 from outrider.app.formats.engines import recognised
-from outrider.core.errors import TraceError
+from outrider.core.errors import TraceError, unreadable
 
 if TYPE_CHECKING:
     from outrider.core.trace import Trace
@@ -52,7 +52,7 @@ def read(path: Path) -> Opened:
             raise TraceError(f"{path} has {path.stat().st_size:,} bytes; the limit is {LARGEST:,}")
         return opened(path.read_bytes(), str(path))
     except OSError as error:
-        raise TraceError(f"{path} can't be read: {error.strerror}") from None
+        raise TraceError(unreadable(path, error)) from None
 
 
 def opened(data: bytes, name: str = "the file") -> Opened:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
+from outrider.core.errors import unreadable
 from outrider.text.tokenizer import Tokens
 
 _CHUNK = 1 << 16  # characters tokenised at once
@@ -48,10 +49,8 @@ def load(path: Path, tokens: Tokens) -> Datastore:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DatastoreError(f"{path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DatastoreError(f"{path} is not UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatastoreError(unreadable(path, error)) from None
 
 
 def _chunks(text: str) -> list[str]:

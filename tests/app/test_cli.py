@@ -177,7 +177,11 @@ def test_doctor_prints_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "line"),
     [
         (InvalidOption("unknown rule 'x'.\nKnown: exact"), "outrider: unknown rule 'x'. Known: exact\n"),
-        (FileNotFoundError(2, "No such file", "a.json"), "outrider: [Errno 2] No such file: 'a.json'\n"),
+        (
+            FileNotFoundError(2, "No such file", "a.json"),
+            "outrider: a.json can't be read: there is no such file; check the path\n",
+        ),
+        (IsADirectoryError(21, "Is a directory", "a"), "outrider: a can't be read: it is a folder; name a file\n"),
         (ValueError("odd"), "outrider: unexpected ValueError: odd\n"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: asked for 9"),

@@ -22,7 +22,7 @@ from outrider.core.assets.files import replacing
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption, OutriderError, unreadable
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 
@@ -98,7 +98,7 @@ class Datastore:
             parts = [_mapped(path, 8 + size + start, count) for start in (0, 4 * count)]
             about = {str(key): str(value) for key, value in header["__metadata__"].items()}
         except OSError as error:
-            raise DatastoreError(f"{path} can't be read: {error.strerror}") from None
+            raise DatastoreError(unreadable(path, error)) from None
         except (ValueError, KeyError, TypeError, struct.error, RecursionError, AttributeError) as error:
             raise DatastoreError(
                 f"{path} is not a datastore ({error}); make one with `outrider datastore build FILES -o {path.name}`"

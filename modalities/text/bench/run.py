@@ -26,7 +26,7 @@ from outrider.core.bench.timing import PeakMemory, pass_cost, timed
 from outrider.core.cost.theory import PassCost
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.errors import InvalidOption, OutriderError, unknown
+from outrider.core.errors import InvalidOption, OutriderError, unknown, unreadable
 from outrider.core.methods import AUTO, RULES, Input
 from outrider.core.methods import DRAFTERS as METHODS
 from outrider.core.methods.lookup import PROMPT_LOOKUP
@@ -65,8 +65,7 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise PromptsError(f"{source} can't be read: {why}") from None
+            raise PromptsError(unreadable(source, error)) from None
     items = [_item(line, f"{source}, line {n}", n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not items:
         raise PromptsError(f"{source} contains no prompts; expected JSON lines with a prompt or turns each")

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from outrider.core.assets.archives import members
-from outrider.core.errors import InvalidOption, OutriderError, unknown
+from outrider.core.errors import InvalidOption, OutriderError, unknown, unreadable
 
 _PASSAGE_WORDS = 90  # approximate length of a passage
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
@@ -55,7 +55,7 @@ def questions(path: Path | None = None, limit: int | None = None) -> list[Questi
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DocumentError(f"{source} can't be read: {error}") from None
+            raise DocumentError(unreadable(source, error)) from None
     result = [_question(line, f"{source}, line {n}", n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not result:
         raise DocumentError(f'{source} contains no questions; expected JSON lines with "question" and "answers"')
@@ -109,7 +109,7 @@ def _files(path: Path, source: str) -> list[str]:
         try:
             result += passages(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise DocumentError(f"{file} can't be read as text: {error}") from None
+            raise DocumentError(unreadable(file, error)) from None
     return result
 
 

@@ -23,7 +23,7 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption, OutriderError, unreadable
 from outrider.core.protocol import Target
 from outrider.core.rules.exact import Exact
 from outrider.core.step_recorder import Record
@@ -73,7 +73,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} can't be read: {error}") from None
+        raise DataError(unreadable(path, error)) from None
 
 
 def prompts_of(path: Path) -> list[str]:

@@ -112,7 +112,7 @@ def test_wrong_options_are_refused(arguments: list[str], words: str, few: list[s
 @pytest.mark.slow
 def test_errors_are_one_line(tmp_path: Path) -> None:
     missing = CliRunner().invoke(cli, ["bench", "text", "--prompts", str(tmp_path / "none.jsonl")])
-    assert str(missing.exception) == f"{tmp_path / 'none.jsonl'} can't be read: No such file or directory"
+    assert str(missing.exception) == f"{tmp_path / 'none.jsonl'} can't be read: there is no such file; check the path"
     assert CliRunner().invoke(cli, ["bench", "text", "--num-prompts", "0"]).exit_code == 2
 
 

@@ -94,7 +94,7 @@ def test_an_invalid_line_raises_with_its_number(line: Any, words: str, tmp_path:
 
 
 def test_a_missing_or_binary_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(PromptsError, match="No such file"):
+    with pytest.raises(PromptsError, match="there is no such file"):
         load_prompts(tmp_path / "none.jsonl")
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptsError, match="UTF-8"):
