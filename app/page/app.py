@@ -1,8 +1,9 @@
 """The page: tabs for text, image and speech, for measuring drafters and for traces.
 
 It is served on 127.0.0.1, or on another address with a password, behind the layers of `guard`. Models are loaded on
-first use, the page loads nothing from elsewhere, one run computes at a time, and the queue is bounded. Programs can
-call one endpoint for each modality: /text, /image and /speech.
+first use, the language model when a browser first opens the page. The page loads nothing from elsewhere, one run
+computes at a time, and the queue is bounded. Programs can call one endpoint for each modality: /text, /image and
+/speech.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from outrider.app.page import device_load, theme, validate
 from outrider.app.page.backends.image import ImageBackend
 from outrider.app.page.backends.interface import Backend, ModelSpec, checked
 from outrider.app.page.backends.speech import SpeechBackend
+from outrider.app.page.backends.text import MODEL as LANGUAGE_MODEL
 from outrider.app.page.backends.text import TextBackend
 from outrider.app.page.backends.vllm import VllmBackend
 from outrider.app.page.batch_tab import BatchTab
@@ -33,11 +35,12 @@ from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.lab_tab import LabTab
 from outrider.app.page.modality_tab import ModalityTab
 from outrider.app.page.recordings import Modality, Recording
-from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread
+from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread, soon_on_model_thread
 from outrider.app.page.runner import error_box
 from outrider.app.page.trace_view import opening_race
 from outrider.app.page.traces_tab import TracesTab
 from outrider.app.viz.words import words
+from outrider.core.assets.catalogue import ASSETS
 from outrider.core.device import AUTO, device_name, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
@@ -71,9 +74,11 @@ def build(
     compared: Mapping[str, Backend] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
+    opened: Callable[[], None] = lambda: None,
 ) -> gr.Blocks:
     """The page, whose models run on `device`, the language model in `dtype` (by default the device's usual one).
-    `shown` are the backends of the modality tabs, `compared` of the Lab tab (by default the same)."""
+    `shown` are the backends of the modality tabs, `compared` of the Lab tab (by default the same). `opened` is called
+    when a visitor's browser has built the page."""
     shown = backends() if shown is None else shown
     kept = KeptRecordings()
     chip_now = partial(device_load.chip, device_name(device), _precision(device, dtype))
@@ -89,11 +94,13 @@ def build(
                     tab.build(opened=name == "text")
                 if name != "text":
                     shown_tab.select(tab.view.open_example, None, tab.view.outputs, **redraw())
-            with gr.Tab("Lab", id="lab"):
-                LabTab(compared or shown, queue).build()
-            own = (compared or shown)["text"]
-            with gr.Tab("Batch", id="batch"):
-                BatchTab(own, queue, kept).build()
+            lab, batch = LabTab(compared or shown, queue, kept), BatchTab((compared or shown)["text"], queue, kept)
+            with gr.Tab("Lab", id="lab") as shown_tab:
+                lab.build()
+            shown_tab.select(lab.open_example, None, [lab.output], **redraw())
+            with gr.Tab("Batch", id="batch") as shown_tab:
+                batch.build()
+            shown_tab.select(batch.view.open_example, None, batch.view.outputs, **redraw())
             with gr.Tab("Traces", id="traces"):
                 TracesTab(kept).build()
         with gr.Accordion("Words", open=False, elem_id="words"):
@@ -104,6 +111,7 @@ def build(
             query = {key[:40]: value for key, value in list(dict(request.query_params).items())[:40]}
             selected = gr.Tabs(selected=TABS[query["panel"]]) if query.get("panel") in TABS else gr.skip()
             updates = (update for tab in tabs.values() for update in tab.from_query(query))
+            opened()
             return [selected, chip_now(), *updates]
 
         page.load(apply_query, None, [container, *outputs], queue=False, api_visibility="private", **NO_PROGRESS)
@@ -170,6 +178,12 @@ def endpoint(backend: Backend, abandoned: Callable[[str], bool]) -> Callable[...
     return run
 
 
+def _ahead(text: Backend) -> None:
+    """Load the language model while the visitor reads, so that the first run need not; not if it had to be fetched."""
+    if not text.loaded and ASSETS[LANGUAGE_MODEL].here:
+        soon_on_model_thread(text.load)
+
+
 def serve(
     *,
     port: int | None = None,
@@ -199,7 +213,8 @@ def serve(
     for name, named in published.items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
-    page = build(shown, ours, device, dtype)
+    usual = own is None and language_model is None and not vllm
+    page = build(shown, ours, device, dtype, partial(_ahead, ours["text"]) if usual else lambda: None)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

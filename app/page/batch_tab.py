@@ -6,7 +6,7 @@ Runs the language model of the Text tab; the rows share the target passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,40 @@ from outrider.app.page.trace_view import TraceView
 from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.rules import EXACT
+from outrider.core.trace import Trace
 from outrider.text import TextModel
+from outrider.text.stream import Stream
 
 _PROMPTS = """Write a Python function that reverses a string.
 List the numbers from one to ten in words.
 Why is the sky blue?
 Write a haiku about a fast horse."""
 _TOKENS, _MOST = 48, 96
+
+
+def begin(lm: TextModel, lines: Sequence[str], drafter: str, tokens: int) -> Stream:
+    """Decode prompts together, a row each."""
+    name = None if drafter == PLAIN else drafter
+    return lm.stream(list(lines), drafter=name, temperature=0, max_new_tokens=tokens, alternatives=3)
+
+
+def recording_of(lm: TextModel, lines: Sequence[str], trace: Trace) -> Recording:
+    names = {str(token): lm.tokens.piece(token)[:200] for token in sorted(tokens_in(trace))}
+    return Recording("text", trace, "\n".join(lines), names)
+
+
+def opening_run(backend: Backend) -> Recording:
+    """A run with the settings that the tab opens with."""
+    lm, lines = backend.load(), _PROMPTS.splitlines()
+    assert isinstance(lm, TextModel)
+    stream = begin(lm, lines, _first(drafter_menu(backend)), _TOKENS)
+    for _ in stream:
+        pass
+    return recording_of(lm, lines, stream.trace)
+
+
+def _first(drafters: Sequence[tuple[str, str]]) -> str:
+    return next((name for _, name in drafters if name == "token-recycling"), drafters[0][1])
 
 
 class BatchTab:
@@ -58,8 +85,7 @@ class BatchTab:
                     self.run = gr.Button("Run", variant="primary", min_width=60, elem_id="batch-run")
                     self.stop = gr.Button("Stop", variant="stop", min_width=60, elem_id="batch-stop")
             with gr.Row():
-                first = next((name for _, name in drafters if name == "token-recycling"), drafters[0][1])
-                self.drafter = gr.Dropdown(drafters, value=first, label="Drafter", min_width=240)
+                self.drafter = gr.Dropdown(drafters, value=_first(drafters), label="Drafter", min_width=240)
                 self.tokens = gr.Slider(1, _MOST, _TOKENS, step=1, label="Tokens of each row", min_width=150)
             self.view.build_steps()
         self.ticket = gr.State(0)
@@ -75,7 +101,10 @@ class BatchTab:
         self.stop.click(self._stop, None, [self.view.status], **redraw())
 
     def _begin(self, request: gr.Request) -> list[Update]:
-        return list(enter(self.queue, visitor(request)))
+        ticket, status = enter(self.queue, visitor(request))
+        if ticket != REFUSED:
+            self.view.kept.begin(visitor(request), self.view.name)
+        return [ticket, status]
 
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()
@@ -101,13 +130,7 @@ class BatchTab:
                 yield self.view.partial(waiting(f"Loading {self.backend.description} …"))
             lm = self.backend.load()
             assert isinstance(lm, TextModel)
-            stream = lm.stream(
-                lines,
-                drafter=None if drafter == PLAIN else drafter,
-                temperature=0,
-                max_new_tokens=limit,
-                alternatives=3,
-            )
+            stream = begin(lm, lines, drafter, limit)
             try:
                 shown = time.perf_counter()
                 for count, _ in enumerate(stream, 1):
@@ -119,11 +142,10 @@ class BatchTab:
             finally:
                 stream.close()
             trace = stream.trace
-            names = {str(token): lm.tokens.piece(token)[:200] for token in sorted(tokens_in(trace))}
-            recording = Recording("text", trace, "\n".join(lines), names)
             if not trace.steps:
                 yield self.view.partial(running("Stopped before the first target pass."))
                 return
+            recording = recording_of(lm, lines, trace)
             yield self.view.updates(recording, request, f"{trace.rows} rows" + ("" if active() else ", stopped"))
         except Exception as error:
             yield self.view.partial(error_box(error))

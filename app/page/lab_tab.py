@@ -5,17 +5,19 @@ Uses outrider.core.bench.runner to measure and outrider.core.cost.theory to pred
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gradio as gr
 
-from outrider.app.page import validate
+from outrider.app.page import theme, validate
 from outrider.app.page.backends.interface import Backend, RunSettings, checked, compatible
 from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
+from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.run_queue import MODEL, REFUSED, RunQueue, steps_on_model_thread
 from outrider.app.page.runner import enter, error_box, hint, running, waiting
 from outrider.app.viz.charts import benchmark_bars, predicted_and_measured
@@ -105,6 +107,12 @@ def _outcome(backend: Backend, settings: RunSettings, prompt: str, active: Calla
     return Outcome(tuple(token for row in rows for token in trace.tokens(row)), seconds, trace.steps, trace.memory)
 
 
+def compare(backend: Backend, chosen: Sequence[Contender], prompts: Sequence[str]) -> Comparison:
+    """A benchmark of these contenders that has not begun."""
+    bench = Bench(chosen, [Item(str(index), "all", line) for index, line in enumerate(prompts)], _TIMINGS)
+    return Comparison(bench, target_cost(backend, prompts[0]))
+
+
 def target_cost(backend: Backend, prompt: str) -> PassCost | None:
     """The measured cost of target passes; None except for text, whose target can be run by itself."""
     if backend.name != "text":
@@ -113,6 +121,10 @@ def target_cost(backend: Backend, prompt: str) -> PassCost | None:
     return pass_cost(lm.target(), lm.encode(prompt), rounds=3)
 
 
+_DRAWN = (  # the columns of a benchmark's row that are drawn
+    *("drafter", "speedup", "speedup_low", "speedup_high", "tokens_per_pass", "tokens_per_pass_low"),
+    *("tokens_per_pass_high", "predicted_tokens_per_second", "decode_tokens_per_second", "note"),
+)
 TITLES = (
     "method",
     "tokens / s",
@@ -128,14 +140,38 @@ TITLES = (
 )
 
 
-def drawn(
-    rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None, others: float = 0.0
-) -> Drawing:
-    """The ranking of the results so far, what to doubt in it, and the details. `others`: cores busy with other work."""
-    body = [
-        [str(row["drafter"]), *_cells(row, [run for run in runs if run.contender == row["drafter"]], cost)]
-        for row in rows
-    ]
+def result(comparison: Comparison, others: float = 0.0) -> dict[str, Any]:
+    """The results so far as JSON. `others`: cores busy with other work."""
+    rows = []
+    for one in comparison.rows():
+        name = str(one["drafter"])
+        cells = [name, *_cells(one, comparison.bench.of(name), comparison.cost)]
+        rows.append({key: one.get(key) for key in _DRAWN} | {"cells": cells})
+    return {"rows": rows, "others": round(others, 2)}
+
+
+def opening_comparison(backend: Backend) -> Comparison:
+    """The measurement with the settings that the tab opens with."""
+    given = {"rule": EXACT.name, "temperature": 0.0, "seed": 0, "max_new_tokens": _TOKENS}
+    chosen = contenders(backend, _available(backend, _presets(backend)[0]), given, lambda: True)
+    return compare(backend, chosen, _PROMPTS["text"].splitlines())
+
+
+@cache
+def _opening() -> Drawing | None:
+    """The recorded result with the machine that measured it."""
+    path = theme.file("lab.json")
+    if not path.is_file():
+        return None
+    kept = json.loads(path.read_text("utf-8"))
+    note = f"Recorded with {kept['place']}. Press Measure for this machine."
+    return Drawing(f'<p class="or-story">{safe(note)}</p>{drawn(kept)}')
+
+
+def drawn(found: Mapping[str, Any]) -> Drawing:
+    """The ranking of a result, what to doubt in it, and the details."""
+    rows = found["rows"]
+    body = [row["cells"] for row in rows]
     table = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in line) + "</tr>" for line in body)
     head = "".join(f'<th scope="col">{title}</th>' for title in TITLES)
     ranked = sorted(rows, key=lambda row: -float(row["speedup"] or 0))
@@ -149,7 +185,7 @@ def drawn(
     if points:
         plots.append(("Predicted and measured speed", predicted_and_measured(points)))
     cards = [f'<div class="or-card"><h3>{safe(title)}</h3>{plot}</div>' for title, plot in plots]
-    notes = "".join(f"<li>{safe(text)}</li>" for text in [*_doubts(rows, others), *_remarks(rows)])
+    notes = "".join(f"<li>{safe(text)}</li>" for text in [*_doubts(rows, found["others"]), *_remarks(rows)])
     return Drawing(
         f'<div class="or-card"><h3>Speedup over plain decoding, with 95 % intervals</h3>{ranking}</div>'
         f'<ul class="or-notes">{notes}</ul><details class="or-details"><summary>Details</summary>'
@@ -211,8 +247,8 @@ def negative_log_likelihood(runs: Sequence[Run]) -> str:
 class LabTab:
     """The components and the events of the tab."""
 
-    def __init__(self, backends: Mapping[str, Backend], queue: RunQueue) -> None:
-        self.backends, self.queue = backends, queue
+    def __init__(self, backends: Mapping[str, Backend], queue: RunQueue, kept: KeptRecordings) -> None:
+        self.backends, self.queue, self.kept = backends, queue, kept
 
     def build(self) -> None:
         first = self.backends["text"]
@@ -287,8 +323,16 @@ class LabTab:
         backend = self.backends[validate.one_of(modality, "modality", self.backends)]
         return _available(backend, validate.one_of(preset, "preset", PRESETS))
 
+    def open_example(self, request: gr.Request) -> Update:
+        """Show the recorded result to a visitor who has measured nothing here."""
+        shown = _opening()
+        return gr.skip() if shown is None or self.kept.has_begun(visitor(request), "lab") else shown
+
     def _begin(self, request: gr.Request) -> list[Update]:
-        return list(enter(self.queue, visitor(request)))
+        ticket, status = enter(self.queue, visitor(request))
+        if ticket != REFUSED:
+            self.kept.begin(visitor(request), "lab")
+        return [ticket, status]
 
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()
@@ -324,8 +368,7 @@ class LabTab:
                 given["max_new_tokens"] = _TOKENS
             chosen = contenders(backend, names, given, active)
             yield [waiting("Measuring the cost of target passes …"), gr.skip()]
-            bench = Bench(chosen, [Item(str(index), "all", line) for index, line in enumerate(lines)], _TIMINGS)
-            yield from self._follow(Comparison(bench, target_cost(backend, lines[0])))
+            yield from self._follow(compare(backend, chosen, lines))
         except Stopped:
             yield [running("Stopped."), gr.skip()]
         except Exception as error:
@@ -339,14 +382,11 @@ class LabTab:
         for done, name in enumerate(bench.go(), 1):
             status = running(f"{done} of {bench.turns} runs, last: {name}{'' if bench.runs else ' (warm-up)'}")
             complete = bench.runs and done % len(bench.contenders) == 0
-            yield [
-                status,
-                drawn(comparison.rows(), bench.runs, comparison.cost, others.cores()) if complete else gr.skip(),
-            ]
+            yield [status, drawn(result(comparison, others.cores())) if complete else gr.skip()]
         failed = "; ".join(f"{name}: {why}" for name, why in bench.failed.items())
         yield [
             running("Done." + (f" Failed: {failed}"[:400] if failed else "")),
-            drawn(comparison.rows(), bench.runs, comparison.cost, others.cores()),
+            drawn(result(comparison, others.cores())),
         ]
 
 

@@ -26,6 +26,11 @@ def on_model_thread(work: Callable[[], T]) -> T:
     return _thread.submit(copy_context().run, work).result()
 
 
+def soon_on_model_thread(work: Callable[[], object]) -> None:
+    """Let the thread for models do `work` when it has nothing else to do. Its errors are those of the next to ask."""
+    _thread.submit(copy_context().run, work)
+
+
 def steps_on_model_thread(work: Generator[T]) -> Generator[T]:
     """The items of a generator, each computed on the model thread; the generator is closed there too."""
     try:

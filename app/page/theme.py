@@ -10,14 +10,19 @@ HEAD = """<h1>Outrider</h1><p class="or-tagline">A fast drafter guesses; the tar
 pass.</p>"""
 
 
+def file(name: str) -> Path:
+    """A file of the page: its script, its style sheet, and what its tabs open with."""
+    return Path(__file__).with_name("static") / name
+
+
 def script() -> str:
     """The script of replays, steppers and cards."""
-    return (Path(__file__).with_name("static") / "page.js").read_text()
+    return file("page.js").read_text()
 
 
 def style() -> str:
     """The style sheet."""
-    return (Path(__file__).with_name("static") / "page.css").read_text()
+    return file("page.css").read_text()
 
 
 CELLS = """element.addEventListener('click', (event) => {

@@ -136,7 +136,4 @@ def theory(acceptance: float, cost: float, length: int, growth: float, run: Esti
         f'<div class="or-card"><h3>{safe(title)}</h3>{curves(title, x, {y: points}, here=spot, level=1.0)}</div>'
         for (title, x, y, points), spot in zip(plots, spots, strict=True)
     ]
-    words = f"{advice(run)} " if run is not None else ""
-    return Drawing(
-        f'<p class="or-story">{safe(words)}</p><p class="or-caption">{safe(caption)}</p>{side_by_side(cards, 280)}'
-    )
+    return Drawing(f'<p class="or-caption">{safe(caption)}</p>{side_by_side(cards, 280)}')

@@ -11,18 +11,18 @@ from typing import Any
 
 import gradio as gr
 
-from outrider.app.page import recordings, render, validate
+from outrider.app.page import recordings, render, theme, validate
 from outrider.app.page.controls import Update, redraw, visitor
 from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.recordings import Recording
 from outrider.app.page.runner import error_box, hint
 from outrider.app.page.theme import CELLS
-from outrider.app.page.theory import FORMULA, Estimate, estimate, theory
+from outrider.app.page.theory import FORMULA, Estimate, advice, estimate, theory
 from outrider.app.viz.image_grid import OVERLAYS
 from outrider.app.viz.svg import Drawing, safe
 
 VIEWS = {"text": ("Read", "Who wrote it", "Guesses"), "image": tuple(name.capitalize() for name in OVERLAYS)}
-_OPENING = {
+_OPENING = {  # lossless runs
     "text": "text writing code",
     "image": "image a window of guesses",
     "speech": "speech a sentence",
@@ -51,12 +51,14 @@ class TraceView:
     output: Any = None
     steps: Any = None
     charts: Any = None
+    advice: Any = None
     theory: Any = None
 
     @cached_property
     def example(self) -> Recording | None:
         """The bundled recording with which the view opens."""
-        path = recordings.examples().get(_OPENING.get(self.name, ""))
+        own = theme.file(f"{self.name}.json")
+        path = own if own.is_file() else recordings.examples().get(_OPENING.get(self.name, ""))
         return None if path is None else recordings.read(path.read_bytes())
 
     @cached_property
@@ -82,12 +84,10 @@ class TraceView:
         gr.HTML("<h2>How did it do that?</h2>", elem_classes=["or-title"])
         steps = render.steps(example) if example else hint("After a run: the guesses of every target pass.")
         self.steps = gr.HTML(steps, elem_id=f"{self.name}-steps", min_height=120)
-        with gr.Accordion("All numbers", open=False, elem_id=f"{self.name}-numbers"):
-            self.charts = gr.HTML(
-                render.charts(example) if example else hint("After a run."), elem_id=f"{self.name}-charts"
-            )
-        with gr.Accordion("What would make it faster?", open=False, elem_id=f"{self.name}-faster"):
-            run = estimate(example)
+        run = estimate(example)
+        gr.HTML("<h2>What would make it faster?</h2>", elem_classes=["or-title"])
+        self.advice = gr.HTML(_advice(run), elem_id=f"{self.name}-advice")
+        with gr.Accordion("Other acceptance, costs and lengths", open=False, elem_id=f"{self.name}-faster"):
             with gr.Row():
                 self.sliders = [
                     gr.Slider(
@@ -99,12 +99,16 @@ class TraceView:
                 ]
             self.theory = gr.HTML(_theory(run), elem_id=f"{self.name}-theory")
             gr.Markdown(FORMULA)
+        with gr.Accordion("All numbers", open=False, elem_id=f"{self.name}-numbers"):
+            self.charts = gr.HTML(
+                render.charts(example) if example else hint("After a run."), elem_id=f"{self.name}-charts"
+            )
         for slider in self.sliders:
             slider.input(self._imagine, self.sliders, [self.theory], **redraw())
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.status, self.output, self.steps, self.charts, self.theory, *self.sliders]
+        return [self.status, self.output, self.steps, self.charts, self.advice, self.theory, *self.sliders]
 
     def find(self, request: gr.Request) -> Recording | None:
         """The recording that the visitor made or opened in this view."""
@@ -121,7 +125,7 @@ class TraceView:
         run = estimate(recording)
         sliders = [run.acceptance, run.cost, round(min(run.length, 16)), run.growth]
         updates: list[Update] = [render.figures(recording.trace, state), render.output(recording)]
-        return [*updates, render.steps(recording), charts, _theory(run), *sliders]
+        return [*updates, render.steps(recording), charts, _advice(run), _theory(run), *sliders]
 
     def open_example(self, request: gr.Request) -> list[Update]:
         """Show the bundled recording to a visitor who has begun no run here."""
@@ -147,6 +151,10 @@ def opening_race() -> str:
     """The HTML of the race with which the page opens; empty if it was not recorded."""
     example = TraceView("text", KeptRecordings()).example
     return render.output(example) if example is not None else ""
+
+
+def _advice(run: Estimate) -> Drawing:
+    return Drawing(f'<p class="or-say">{safe(advice(run))}</p>')
 
 
 def _theory(run: Estimate) -> Drawing:

@@ -7,7 +7,6 @@ weights are left out, and the page names the recipe that trains them. Imports no
 from __future__ import annotations
 
 import json
-import platform
 import re
 import shlex
 import subprocess
@@ -24,11 +23,11 @@ import typer
 from outrider.app.report.sections import REPORTS, SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
 from outrider.core.assets.files import write_atomically
+from outrider.core.bench.processor import processor
 
 ALL = "all"
 _QUICK = {"--num-prompts": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
 _QUICK_FOLDER = Path("build/report-quick")
-_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -218,15 +217,3 @@ def commit() -> str:
     head = git("rev-parse", "--short=10", "HEAD") if (_ROOT / ".git").exists() else ""
     code = ("core", "modalities", "app", "pyproject.toml")
     return f"{head} with changes" if head and git("status", "--porcelain", "-uno", "--", *code) else head
-
-
-def processor() -> str:
-    """The processor's name and its widest matrix or vector instructions."""
-    try:
-        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor()
-    name, flags = (re.search(rf"^{key}\s*:\s*(.+)$", info, re.MULTILINE) for key in ("model name", "flags"))
-    supported = flags[1].split() if flags else ()
-    widest = next((f" with {words}" for flag, words in _INSTRUCTIONS.items() if flag in supported), "")
-    return (name[1].strip() if name else platform.processor()) + widest

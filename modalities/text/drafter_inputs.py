@@ -4,6 +4,7 @@ texts as token ids, bigrams, measured costs. One function each; independent of t
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ def missing_inputs(target: str, method: Method, model: TextModel | None = None) 
         if kind in HEADS:
             if model is not None and model.head is not None and method.name in drafters_of_head(model, model.head):
                 continue
-            train = f"`outrider train {recipes.recipe_for(method)} --model {model.source if model else target}`"
+            source = shlex.quote(str(model.source if model else target))
+            train = f"`outrider train {recipes.recipe_for(method)} --model {source}`"
             missing += [] if recipes.find(target, method.name) else [f"{kind}: {train}"]
         elif kind is Input.DRAFT_MODEL:
             trained = recipes.find(target, recipes.draft_model_for(target, method.name))

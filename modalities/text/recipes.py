@@ -6,6 +6,7 @@ drafter without an explicit `model` uses them. Independent of how training runs.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -313,6 +314,7 @@ def missing(target: str, drafter: str) -> NoWeights:
     if trained in RECIPES:
         return NoWeights(
             f"there are no weights of {drafter} for {target}; train them with "
-            f"`outrider train {trained} --model {target}`, or name a file of them or a published head as head=..."
+            f"`outrider train {trained} --model {shlex.quote(target)}`, or name a file of them or a published head as "
+            "head=... (--head)"
         )
     return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of any tokenizer")

@@ -1,6 +1,7 @@
 """Takes screenshots of every tab, light and dark, wide and narrow: `python tests/browser/pictures.py FOLDER [TAB ...]`.
 
-Uses the installed models. The files have a palette of 160 colours, so that they stay small."""
+A TAB may also be `wide` or `narrow`, for that shape alone. Uses the installed models. The files have a palette of 160
+colours, so that they stay small."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ _RUNS = {
     "image": ("red heart", "jacobi"),
     "speech": ("Good morning.", "jacobi"),
 }
+_TABS = {"opening", "text", "image", "speech", "lab", "batch", "traces"}
 _SHAPES = {"wide": (1400, 900), "narrow": (400, 800)}
 
 
@@ -31,6 +33,8 @@ def main(folder: Path, only: set[str]) -> None:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         for shape, (width, height) in _SHAPES.items():
+            if (only & set(_SHAPES)) and shape not in only:
+                continue
             for theme in ("light", "dark"):
                 context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
                 context.set_default_timeout(300_000)
@@ -107,4 +111,5 @@ def take(page: Any, address: str, file: Callable[[str], Path], only: set[str]) -
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), set(sys.argv[2:]) or {"opening", "text", "image", "speech", "lab", "batch", "traces"})
+    chosen = set(sys.argv[2:])
+    main(Path(sys.argv[1]), chosen if chosen - set(_SHAPES) else chosen | _TABS)

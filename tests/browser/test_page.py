@@ -117,8 +117,9 @@ def test_figures_on_the_page_are_those_of_the_downloaded_trace(visit: Open) -> N
     titles = seen.page.evaluate("[...document.querySelectorAll('#text-charts title')].map(one => one.textContent)")
     for accepted, passes in enumerate(recording.trace.summary().histogram):
         assert f"{accepted} accepted: {passes} target passes" in titles
+    assert "In this run" in seen.text("#text-advice")
     seen.page.click("#text-faster button")
-    before = seen.until("#text-theory", "In this run")
+    before = seen.until("#text-theory", "The theory gives")
     seen.page.locator("#text-a input[type=range]").press("End")
     seen.page.wait_for_function("text => document.querySelector('#text-theory').innerText !== text", arg=before)
 
@@ -214,10 +215,11 @@ def test_the_lab_ranks_drafters(visit: Open) -> None:
 def test_a_batch_shows_its_rows_side_by_side(visit: Open) -> None:
     seen = visit()
     seen.tab("Batch")
+    assert "4 rows" in seen.text("#batch-out .or-story") and "recorded" in seen.text("#batch-status")
     seen.page.fill("#batch-prompts textarea", "the cat sat on the mat\nthe dog sat on the mat")
     seen.run("batch")
     assert seen.page.locator("#batch-out .or-tokens").count() == 2
-    assert "rows" in seen.text("#batch-out .or-story")
+    assert "2 rows" in seen.text("#batch-out .or-story")
     seen.page.get_by_label("one target pass on").last.click()
     assert seen.page.locator("#batch-steps .or-row").count() in (1, 2)
 
@@ -307,8 +309,8 @@ def test_the_page_fits_the_screen_and_is_accessible(visit: Open, axe: Any, width
     assert seen.page.locator("#text-out").bounding_box()["y"] < seen.page.locator("#text-prompt").bounding_box()["y"]
     for tab in ("Text", "Image", "Speech", "Lab", "Batch", "Traces"):
         show(seen, tab)
-        if tab in ("Image", "Speech"):
-            seen.page.wait_for_selector(f"#{tab.lower()}-out .or-lane")
+        if tab not in ("Text", "Lab", "Traces"):
+            seen.page.wait_for_selector(f"#{tab.lower()}-out :is(.or-lane, svg)")
         wide = seen.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{tab} is {wide} wide"
         found = axe.run(seen.page).response["violations"]

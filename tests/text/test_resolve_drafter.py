@@ -13,7 +13,7 @@ from outrider.core.assets.catalogue import ASSETS
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
-from outrider.text import TextModel, bigrams, datastore, measurements
+from outrider.text import TextModel, bigrams, datastore, measurements, recipes
 from outrider.text.measurements import MeasuredDefault
 
 PROMPT = "the cat sat on the mat and the dog sat on the"
@@ -84,6 +84,11 @@ def test_rest_takes_a_store_by_its_path(lm: TextModel, plain: list[int], tmp_pat
 def test_rest_without_a_store_names_the_command(lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match="outrider datastore build"):
         lm.generate(PROMPT, drafter="rest")
+
+
+def test_missing_weights_name_a_command_for_the_model_s_own_file() -> None:
+    said = str(recipes.missing("my models/x.gguf", "eagle3"))
+    assert "`outrider train eagle3 --model 'my models/x.gguf'`" in said and "--head" in said
 
 
 def test_a_store_of_another_tokenizer_raises(lm: TextModel, tmp_path: Path) -> None:

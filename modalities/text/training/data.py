@@ -58,7 +58,7 @@ class DataError(OutriderError):
 def read(path: Path) -> list[Lesson]:
     """Read the lessons of a file written by `Writer`; incomplete lines are skipped."""
     lessons = []
-    for line in _lines(path):
+    for line in _lines(path) if path.exists() else []:
         try:
             record = json.loads(line)
             lessons.append(
@@ -71,7 +71,7 @@ def read(path: Path) -> list[Lesson]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(unreadable(path, error)) from None
 

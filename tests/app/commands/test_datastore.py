@@ -59,5 +59,7 @@ def test_errors_have_a_message(folder: str, tmp_path: Path) -> None:
     with pytest.raises(OutriderError, match="is not a folder"):
         outrider("datastore", "build", tmp_path / "x.txt", "-o", tmp_path / "no" / "a.store", "--model", folder)
     (tmp_path / "x.store").write_bytes(b"0123456789")
+    with pytest.raises(OutriderError, match="it is a folder; name a file"):
+        outrider("datastore", "show", tmp_path)
     with pytest.raises(OutriderError, match="not a datastore"):
         outrider("datastore", "show", tmp_path / "x.store")

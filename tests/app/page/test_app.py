@@ -40,6 +40,7 @@ from outrider.app.page.modality_tab import ModalityTab  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402
 from outrider.app.page.run_queue import RunQueue  # noqa: E402
 from outrider.app.page.runner import follow, race  # noqa: E402
+from outrider.app.page.trace_view import TraceView  # noqa: E402
 from outrider.app.viz import charts, image_grid  # noqa: E402
 from outrider.app.viz.dice import dice  # noqa: E402
 from outrider.app.viz.svg import safe, visible  # noqa: E402
@@ -426,6 +427,15 @@ def test_bundled_recordings_can_be_read() -> None:
     examples = recordings.examples()
     assert {recordings.read(path.read_bytes()).modality for path in examples.values()} >= {"text"}
     assert sum(path.stat().st_size for path in examples.values()) < 2_000_000
+
+
+def test_tabs_open_with_a_recording() -> None:
+    for name in ("text", "image", "speech"):
+        shown = TraceView(name, KeptRecordings()).example
+        assert shown is not None and shown.trace.lossless
+        assert re.search("Same|have the same distribution", render.race_result(shown))
+    rows = TraceView("batch", KeptRecordings()).example
+    assert rows is not None and rows.trace.rows == 4 and rows.trace.summary().accepted > 0
 
 
 # ---- stopping
