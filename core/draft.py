@@ -297,6 +297,13 @@ class Verdict:
             return None
         return [tokens[:count] for tokens, count in zip(self.outcome.tokens, self.outcome.counts, strict=True)]
 
+    def results(self) -> list[tuple[int, int]]:
+        """Each row's number of accepted nodes and the target's own token after them, on the host."""
+        if self.outcome is None:
+            return list(zip(self.accepted.tolist(), self.token.tolist(), strict=True))
+        tokens, paths = self.outcome.tokens, self.outcome.paths
+        return [(len(path), emitted[-1] if emitted else -1) for path, emitted in zip(paths, tokens, strict=True)]
+
     def emitted(self, draft: Draft) -> Tensor:
         """[B, D + 1] the accepted tokens and the target's own; -1 pads."""
         ids = torch.where(self.path < 0, -1, draft.tokens.gather(1, self.path.clamp(min=0)))

@@ -63,7 +63,10 @@ class RecordedDraft:
         template = Draft(
             draft.tokens[:0], Tree.chain(0), draft.live[:0], replacement=draft.replacement, mixed=draft.mixed
         )
-        bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
+        # matching looks at all children of a node at once, rejection at one after the other
+        matched = isinstance(rule, SampleMatch) or (isinstance(rule, Exact) and distributions is None)
+        wide = draft.size if matched and tree.width > 1 else _rounded(tree.width, draft.size)
+        bounds = _rounded(tree.depth, draft.size), wide
         return cls(template, kept, bounds, vocabulary, inputs)
 
     @property

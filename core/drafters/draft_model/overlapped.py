@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import download, upload
 from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption, unknown
@@ -89,6 +89,7 @@ class Overlapped:
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = upload(room, rng.device)
         self._open, self._drafting, self._going = left >= 0, left > 0, (room > 0).tolist()
+        self._unfinished = (room >= 0).tolist()
         self._rng, self._prepared = rng.fork(_PREPARED), None
         rows = len(room)
         hits = [known and going for known, going in zip(self._host_hit, self._going, strict=True)]
@@ -167,6 +168,7 @@ class Overlapped:
             drawn.append(rng.sample(distribution, place, Purpose.DRAW, alive))
             distributions.append(distribution)
         self._prepared = at, guess, torch.stack(drawn, 2), concatenated(distributions)
+        self._foreseen = download(torch.stack([at, guess], 2))  # [B, O, 2], read with the verdict
 
     def _likely(self, draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The most probable outcomes: the numbers of accepted tokens and the tokens that follow, [B, O] each; from the
@@ -207,7 +209,8 @@ class Overlapped:
             at, guess, tokens, distributions = self._prepared
             matches = (at == verdict.accepted[:, None]) & (guess == verdict.token[:, None])
             self._hit, which = matches.any(1) & self._open, matches.to(torch.uint8).argmax(1)
-            self._host_hit = self._hit.tolist()
+            ended = zip(verdict.results(), self._foreseen.tolist(), self._unfinished, strict=True)
+            self._host_hit = [there and [*result] in foreseen for result, foreseen, there in ended]
             self.tries += sum(self._going)
             self.hits += sum(hit and going for hit, going in zip(self._host_hit, self._going, strict=True))
             index = torch.arange(self.length, device=tokens.device) * at.shape[1] + which[:, None]

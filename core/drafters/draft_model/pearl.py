@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import download, upload
 from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
@@ -51,7 +51,7 @@ class Pearl:
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = upload(room, rng.device)
-        self._open, self._going = left >= 0, (room > 0).tolist()
+        self._open, self._going, self._unfinished = left >= 0, (room > 0).tolist(), (room >= 0).tolist()
         self._rng, self._late = rng.fork(_AHEAD), None
         prepared = [ready and going for ready, going in zip(self._ready, self._going, strict=True)]
         size = min(self.length - 1, int(room.max())) if any(prepared) else 0
@@ -90,6 +90,7 @@ class Pearl:
                 above + 1,
             )
         self._late = Draft.drawn(drawn[0][:, None], distributions[0], going[:, None])
+        self._foreseen = download(torch.stack([self._at, drawn[0]], 1))  # [B, 2], read with the verdict
         self._next = None
         if self.length > 1:
             self._next = torch.stack(drawn[1:], 1), concatenated(distributions[1:])
@@ -100,8 +101,8 @@ class Pearl:
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self._ready = [False] * draft.rows
         if self._late is not None:
-            hit = (verdict.accepted == self._at) & (verdict.token == self._late.tokens[:, 0])
-            self._ready = (hit & self._open).tolist()
+            ended = zip(verdict.results(), self._foreseen.tolist(), self._unfinished, strict=True)
+            self._ready = [there and [*result] == foreseen for result, foreseen, there in ended]
             self.tries += sum(self._going)
             self.hits += sum(hit and going for hit, going in zip(self._ready, self._going, strict=True))
         self.model.keep(draft, verdict, verdict.kept(self._open))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -92,29 +93,43 @@ class TrieDrafter(ABC):
         return to_draft(self.tries(room.tolist()), rng.device)
 
 
-def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
-    """A draft of one trie per row, of any sizes and shapes. Weights, at most 1, become the draft's `belief`. On a GPU
-    the size is a power of two, so that few shapes are captured."""
+def to_draft(tries: Sequence[Trie], device: torch.device, probes: Sequence[int] | None = None) -> Draft:
+    """A draft of one trie per row, of any sizes and shapes. Weights, at most 1, become the draft's `belief`. The first
+    `probes` nodes of each row are scored but never tried. On a GPU the size and the depth are one of few numbers, so
+    that few shapes are recorded."""
     size = max(map(len, tries))
     if not size:
         return Draft.empty(len(tries), device)
+    depth = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
+    chains = all(trie.parents == [*range(-1, len(trie) - 1)] for trie in tries)
     if device.type != "cpu":
-        size = 1 << (size - 1).bit_length()
+        size = bucket(size if chains else max(size, 2))
+        depth = size if chains else bucket(max(*(max(trie.depths, default=0) for trie in tries), 2))
     tokens, shapes, beliefs, live = [], [], [], []
     for trie in tries:
         count, padding = len(trie), size - len(trie)
         tokens.append([*trie.tokens, *[0] * padding])
-        shapes.append((*trie.parents, *range(count - 1, size - 1)))  # each padding node is below the one before it
+        # each below the one before it, so that no node gets more children, as far as the depth allows
+        straight = chains or device.type == "cpu"
+        fillers = (count + place - 1 if straight or place % depth else -1 for place in range(padding))
+        shapes.append((*trie.parents, *fillers))
         beliefs.append([*(min(weight, 1.0) for weight in trie.weights), *[0.0] * padding])
         live.append([True] * count + [False] * padding)
     parts = [torch.tensor(tokens), torch.tensor(beliefs, dtype=torch.float64), torch.tensor(live), torch.tensor(shapes)]
-    ids, belief, there, above = upload_all(parts, device)
+    if probes is not None:
+        parts.append(torch.arange(size) < torch.tensor(probes)[:, None])
+    ids, belief, there, above, *rest = upload_all(parts, device)
     one_shape, chain = len({*shapes}) == 1, tuple(range(-1, size - 1))
     if one_shape and (device.type == "cpu" or shapes[0] == chain):  # other parents are inputs of recordings
         tree = Tree.of(shapes[0], device)
     else:
-        depth = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
         width = max(max(Counter(parents).values()) for parents in shapes)
         tree = Tree(above, depth, width)
     host = OnHost.guesses(tokens, [list(parents) for parents in shapes], live, ids)
-    return Draft.guess(ids, tree, there, belief, host)
+    draft = Draft.guess(ids, tree, there, belief, host)
+    return draft if probes is None else replace(draft, probe=rest[0], belief=None)
+
+
+def bucket(count: int) -> int:
+    """The number of nodes or levels that a recording for `count` of them has: 1, 4, 16, and on as powers of two."""
+    return next((few for few in (1, 4, 16) if count <= few), 1 << (count - 1).bit_length())

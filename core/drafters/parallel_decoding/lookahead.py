@@ -11,13 +11,12 @@ prefixes, and has a pool per row. Works on token ids alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, to_draft
@@ -126,9 +125,7 @@ class Lookahead(WeightFree):
             for candidate in row.candidates(self.guesses, max_tokens):
                 trie.add(candidate)
             tries.append(trie)
-        draft = to_draft(tries, rng.device)
-        comb = torch.arange(draft.size, device=rng.device) < self.window * (self.ngram - 1)
-        return replace(draft, probe=comb & upload(self._combed, rng.device)[:, None], belief=None)
+        return to_draft(tries, rng.device, [combed * self.window * (self.ngram - 1) for combed in self._combed])
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         tips: list[list[int]] = [[] for _ in self._rows]

@@ -38,8 +38,6 @@ RELAXED = [name for name, rule in RULES.items() if rule.lossless is False and no
 
 # Waits of the host in a round, where one is not enough.
 WAITS = {
-    "predrafted": 2,  # whether the prepared outcome happened decides what is drafted next
-    "pearl": 2,
     "on-the-fly-window": 2,  # its formula is evaluated on the host
     "cross-vocabulary": 4,  # drafted tokens are translated as text, between the draft model's passes
     "cs-drafting": 4,  # the inner drafter looks n-grams up on the host, between the draft model's passes

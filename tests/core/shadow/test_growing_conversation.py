@@ -27,7 +27,7 @@ CONFIG = Config(
 )
 LENGTH = 8_000 if ALL else 2_400
 FIRST, ROUNDS, TURN = (100, 1_000, 50) if ALL else (10, 20, 5)  # rounds that record, of all turns, and of each
-NAMES = [None, "eagle3", "draft-model", "medusa", "prompt-lookup"] if ALL else [None, "eagle3"]
+NAMES = [None, "eagle3", "draft-model", "medusa", "prompt-lookup", "suffix"] if ALL else [None, "eagle3"]
 
 
 def decoder(device: str, seed: int = 1) -> Decoder:

@@ -23,7 +23,7 @@ from tests.core.shadow.cases import PROMPTS, SAMPLINGS, WAITS, drafter_on, netwo
 # The most that are wanted: for plain decoding 2 replays and 4 others.
 WANTED = {
     "plain": 6,
-    **dict.fromkeys(("prompt-lookup", "suffix", "ensemble", "auto", "jacobi"), 8),
+    **dict.fromkeys(("prompt-lookup", "suffix", "ensemble", "auto", "jacobi", "lookahead"), 8),
     **dict.fromkeys(("medusa", "hydra"), 10),
     "eagle3, 63 nodes": 12,
     "draft-model, 5 tokens": 14,
