@@ -1,9 +1,10 @@
 """Continuous batching: requests enter and leave while others are decoded, and each gives the same output as alone.
 
-Rows share a rectangular cache, each with its own positions. A finished row becomes an empty row, which the next request
-fills; if no request is waiting, empty rows are removed once they are half of all. Requests are served in order of
-arrival; one that does not fit yet may be overtaken a limited number of times. A long prompt is read one chunk per
-round, which bounds the delay of the other rows. Independent of what a token means.
+Rows share a rectangular cache, each with its own positions; where the target can, a row holds memory only for the slots
+that it has used. A finished row becomes an empty row, which the next request fills; if no request is waiting, empty
+rows are removed once they are half of all. Requests are served in order of arrival; one that does not fit yet may be
+overtaken a limited number of times. A long prompt is read one chunk per round, which bounds the delay of the other
+rows; what another row has read of it is copied. Independent of what a token means.
 
 Batch Speculative Decoding Done Right (arXiv 2510.22876) pads rows again in every round or groups rows of one length;
 here nothing is realigned.
@@ -21,7 +22,16 @@ from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.per_row import batched
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import PREFILL_CHUNK, BatchedTarget, Drafter, Plain, Prefill, PrefixSharing, Rule
+from outrider.core.protocol import (
+    PREFILL_CHUNK,
+    BatchedTarget,
+    Drafter,
+    PagedTarget,
+    Plain,
+    Prefill,
+    PrefixSharing,
+    Rule,
+)
 from outrider.core.rng import CounterRNG, mix
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Step
@@ -83,7 +93,8 @@ class ContinuousBatch:
                 "decoder runs (Llama, Qwen, Mistral, Gemma, ...), or give generate() a list of prompts"
             )
         self.target, self.rows, self.memory, self.prefix_memory = target, rows, memory, prefix_memory
-        self._sharing = target if isinstance(target, PrefixSharing) else None
+        self._page = target.page if isinstance(target, PagedTarget) else None
+        self._prefixes = target.prefixes if isinstance(target, PrefixSharing) else None
         self.max_waiting, self.patience = waiting, patience
         sampling = sampling or Sampling()
         self._drafter = batched(lambda: constrained(Plain() if make is None else make(), sampling))
@@ -125,10 +136,10 @@ class ContinuousBatch:
         if len(self._queue) >= self.max_waiting:
             raise InvalidOption(f"{len(self._queue):,} requests are waiting already; run the batch before adding more")
         row = _Row(self._next, list(prompt), max_new_tokens, seed, len(prompt) + max_new_tokens + _SCRATCH)
-        if self.memory is not None and self._bytes(1, row.width) > self.memory:
+        if self.memory is not None and self._bytes([row.width]) > self.memory:
             raise InvalidOption(
                 f"a prompt of {len(prompt):,} tokens and {max_new_tokens:,} new ones need "
-                f"{self._bytes(1, row.width):,} bytes of cache, and the batch may have {self.memory:,}; lower "
+                f"{self._bytes([row.width]):,} bytes of cache, and the batch may have {self.memory:,}; lower "
                 "max_new_tokens or give it more memory"
             )
         self._queue.append(row)
@@ -155,17 +166,17 @@ class ContinuousBatch:
     @property
     def cache_bytes(self) -> int:
         """Bytes of cache for all rows, empty ones included."""
-        return len(self._slots) * self._width * self.target.slot_bytes
+        return self._bytes([0 if row is None else row.width for row in self._slots], self._width)
 
     @property
     def prefix_bytes(self) -> int:
         """Bytes that are held of what requests have read."""
-        return 0 if self._sharing is None else self._sharing.prefix_bytes
+        return 0 if self._prefixes is None else self._prefixes.bytes
 
     @property
     def reused_tokens(self) -> int:
         """Prompt tokens of all requests that were copied, not read."""
-        return 0 if self._sharing is None else self._sharing.reused_tokens
+        return 0 if self._prefixes is None else self._prefixes.reused
 
     def reused(self, number: int) -> int:
         """Prompt tokens that were copied, not read, of a request that the last round decoded."""
@@ -211,8 +222,13 @@ class ContinuousBatch:
         assert row is not None and self._stop is not None
         return self._stop(row.number, tokens)
 
-    def _bytes(self, rows: int, width: int) -> int:
-        return rows * (-(-width // 64) * 64) * self.target.slot_bytes
+    def _bytes(self, widths: Sequence[int], least: int = 0) -> int:
+        """Bytes of rows that may need these slots (0: an empty row). If rows don't hold whole pages of what they have
+        used but all slots, they have as many as the widest, at least `least`."""
+        page = self._page
+        slots = [-(-max(width, 1) // (page or 64)) * (page or 64) for width in widths]
+        total = sum(slots) if page is not None else len(slots) * max([least, *slots])
+        return total * self.target.slot_bytes
 
     def _drop(self) -> None:
         """Remove the requests cancelled since the last round."""
@@ -228,8 +244,8 @@ class ContinuousBatch:
     def _vacate(self, slot: int) -> None:
         row, self._slots[slot] = self._slots[slot], None
         assert row is not None
-        if self._sharing is not None:
-            self._sharing.retain(slot, [*row.prompt, *self._run.emitted[slot]])
+        if self._prefixes is not None:
+            self._prefixes.retain(slot, [*row.prompt, *self._run.emitted[slot]])
         if row.reading is None:
             self._drafter.leave(slot)
         else:
@@ -246,10 +262,12 @@ class ContinuousBatch:
             together = [*active, *chosen, row]
             if len(together) > self.rows:
                 break
-            width = max(member.width for member in together)
-            if self.memory is None or self._bytes(len(together), width) <= self.memory:
-                if self.memory is not None and self._bytes(len(self._slots), width) > self.memory:
-                    self._close_up(at_once=True)
+            widths = [member.width for member in together]
+            if self.memory is None or self._bytes(widths) <= self.memory:
+                if self.memory is not None:
+                    empty = [0] * (len(self._slots) - len(together))
+                    if self._bytes([*widths, *empty]) > self.memory:
+                        self._close_up(at_once=True)
                 chosen.append(row)
                 for other in overtaken:
                     other.overtaken += 1
@@ -272,6 +290,7 @@ class ContinuousBatch:
             row.reading = self.target.enter(partial(self._slots.index, row), row.prompt)
             self._run.limits[slot], self._run.emitted[slot] = row.limit, []
             self._run.rng.seeds[slot] = mix(mix(row.seed))
+        self._bound_prefixes()
 
     def _arrange(self, order: list[int], width: int) -> None:
         """Reorder the rows: row i becomes the former row order[i], -1 an empty row. Not within a chunk of a prompt."""
@@ -281,10 +300,10 @@ class ContinuousBatch:
         if not self._reserved and self.target.device.type != "cpu":
             self._reserve(len(order))
         self._reserved = True
-        self._bound_prefixes(len(order))
+        self._slots = [self._slots[row] if row >= 0 else None for row in order]
+        self._bound_prefixes()
         self.target.arrange(order, self._width)
         self._drafter.arrange(order, self._width)
-        self._slots = [self._slots[row] if row >= 0 else None for row in order]
         run.limits = [run.limits[row] if row >= 0 else 1 for row in order]
         run.emitted = [run.emitted[row] if row >= 0 else [] for row in order]
         run.open = [row >= 0 and run.open[row] for row in order]
@@ -293,20 +312,20 @@ class ContinuousBatch:
     def _reserve(self, least: int) -> None:
         """Let target and drafter make room for as many rows as there may be, which they keep: the passes of each number
         of rows are then recorded once, not again whenever more rows than ever before have moved to a larger buffer."""
-        fit = self.rows if self.memory is None else min(self.memory // max(self._bytes(1, self._width), 1), self.rows)
+        fit = self.rows if self.memory is None else min(self.memory // max(self._bytes([self._width]), 1), self.rows)
         empty = [-1] * max(fit, least)
         self.target.arrange(empty, self._width)
         self._drafter.arrange(empty, self._width)
         self.target.arrange([], self._width)
         self._drafter.arrange([], self._width)
 
-    def _bound_prefixes(self, rows: int = 0) -> None:
-        """Leave to what is held of prefixes what so many rows leave of the memory."""
-        if self._sharing is not None:
+    def _bound_prefixes(self) -> None:
+        """Let prefixes have what rows leave of the memory."""
+        if self._prefixes is not None:
             limit, left = self.prefix_memory, self.memory
             if limit is not None and left is not None:
-                limit = min(limit, max(left - rows * self._width * self.target.slot_bytes, 0))
-            self._sharing.share_prefixes(limit)
+                limit = min(limit, max(left - self.cache_bytes, 0))
+            self._prefixes.restrict(limit)
 
     def _close_up(self, *, at_once: bool = False) -> None:
         """Remove empty rows if no request is waiting and they are at least half of all rows."""

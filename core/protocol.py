@@ -285,19 +285,34 @@ class BatchedTarget(Target, Protocol):
         """Free a row."""
 
 
-@runtime_checkable
-class PrefixSharing(BatchedTarget, Protocol):
-    """Does not read the beginning of a prompt that another row has read."""
+class SharedPrefixes(Protocol):
+    """What rows have read, so that a prompt that begins with the same tokens is read from there on."""
 
     @property
-    def reused_tokens(self) -> int: ...  # prompt tokens that were not read again, since `open`
+    def bytes(self) -> int: ...  # held beside the rows
     @property
-    def prefix_bytes(self) -> int: ...  # held for that, beside the rows
-    def share_prefixes(self, limit: int | None) -> None:
-        """Hold at most `limit` bytes for that; 0: what rows in use have read is enough; None: read all prompts."""
+    def reused(self) -> int: ...  # prompt tokens that were copied, since the target's `open`
+    def restrict(self, limit: int | None) -> None:
+        """Hold at most `limit` bytes; 0: what rows in use have read is enough; None: nothing is copied."""
 
     def retain(self, row: int, tokens: Sequence[int]) -> None:
         """Hold what a row that is about to leave has read; `tokens` are all of its text."""
+
+
+@runtime_checkable
+class PrefixSharing(Protocol):
+    """Does not read the beginning of a prompt that another row has read."""
+
+    @property
+    def prefixes(self) -> SharedPrefixes: ...
+
+
+@runtime_checkable
+class PagedTarget(Protocol):
+    """Its rows may hold memory only for the slots that they have used, though all have the same number of slots."""
+
+    @property
+    def page(self) -> int | None: ...  # slots of a page, of which a row holds a whole number; None: it holds all
 
 
 @runtime_checkable

@@ -166,21 +166,9 @@ class Decoder:
         self.prefixes.arrange(order)
         self.cache.arrange(order, width)
 
-    def share_prefixes(self, limit: int | None) -> None:
-        """As outrider.core.protocol.PrefixSharing."""
-        self.prefixes.restrict(None if self.network.conditioning_of(0) is not None else limit)
-
-    @torch.no_grad()
-    def retain(self, row: int, tokens: Sequence[int]) -> None:
-        self.prefixes.retain(row, tokens)
-
     @property
-    def reused_tokens(self) -> int:
-        return self.prefixes.reused
-
-    @property
-    def prefix_bytes(self) -> int:
-        return self.prefixes.bytes
+    def page(self) -> int | None:
+        return self.cache.page
 
     @torch.no_grad()
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
@@ -189,8 +177,10 @@ class Decoder:
         self._check_length(len(prompt))
         self.network.ensure_positions(len(prompt), self.cache.long)
         self._pipeline.enter(row(), prompt)
+        self.cache.grow(len(prompt))
         length = len(prompt) - 1
-        start, known = self.prefixes.enter(row(), prompt)
+        conditioned = self.network.conditioning_of(0) is not None
+        start, known = (0, {}) if conditioned else self.prefixes.enter(row(), prompt)
         tapped: dict[str, list[Tensor]] = {tap: [known[tap]] if tap in known else [] for tap in self._taps}
         self.cache.set_row(row(), start, prompt[start])
         while start < length:
@@ -208,7 +198,7 @@ class Decoder:
 
     def leave(self, row: int) -> None:
         self.prefixes.leave(row)
-        self.cache.set_row(row, 0, 0)
+        self.cache.free(row)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:

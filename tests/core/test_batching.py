@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ import torch
 
 from outrider.core.batching import ContinuousBatch
 from outrider.core.distribution import Sampling
+from outrider.core.engine.kv_cache import mapped
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import KINDS, random_draft_head, trial_drafter
-from outrider.core.testing.soak import SoakReport, decode_alone, random_requests, soak
+from outrider.core.testing.soak import SoakReport, SoakRequest, decode_alone, random_requests, soak
 from outrider.core.testing.table_target import TableTarget
 
 CONFIG = Config(vocabulary=61, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
@@ -158,7 +160,8 @@ def test_a_soak_reports_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         soaked(4, None, "greedy", check=50)
 
 
-def test_the_reported_bytes_are_those_of_the_cache() -> None:
+def test_the_reported_bytes_are_those_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "available", lambda: False)  # where rows are as wide as the widest
     model = target()
     batch = ContinuousBatch(model, None, make_rule("exact"), sampling=Sampling(temperature=0), rows=3)
     for wish in islice(random_requests(61, seed=2), 7):
@@ -166,6 +169,46 @@ def test_the_reported_bytes_are_those_of_the_cache() -> None:
     while not batch.idle:
         batch.round()
         assert batch.cache_bytes == model.cache.bytes
+    batch.close()
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of the mapping around a tensor that are in memory."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split()[0].count("-") == 1 and not line.split()[0].endswith(":"):
+            start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+            inside = start <= tensor.data_ptr() < stop
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no such mapping")
+
+
+@pytest.mark.skipif(not mapped.available(), reason="Linux maps memory page by page")
+def test_a_short_request_does_not_pay_for_the_width_of_a_long_one() -> None:
+    config = replace(SOAKED, context=4096)
+    model = Decoder(network(torch.float32, config=config))
+    memory = (2048 + 6 * 128) * model.slot_bytes
+    batch = ContinuousBatch(
+        model, None, make_rule("exact"), sampling=Sampling(temperature=0), rows=8, memory=memory, prefix_memory=None
+    )
+    long = SoakRequest([place % 57 + 4 for place in range(1900)], 12, 0)
+    short = list(islice(random_requests(61, seed=4, max_tokens=20), 9))
+    numbers = [batch.add(wish.prompt, wish.limit, seed=wish.seed) for wish in (long, *short)]
+    found: dict[int, list[int]] = {number: [] for number in numbers}
+    most = held = 0
+    while not batch.idle:
+        for step in batch.round():
+            found[step.row] += step.emitted
+        most, held = max(most, batch.active), max(held, resident(model.cache.store) if batch.active else 0)
+        assert batch.cache_bytes <= memory
+    assert most >= 7, "of a rectangle there would be one row"
+    assert 1900 * model.slot_bytes < held <= memory
+    assert resident(model.cache._lent if model.cache._lent is not None else model.cache.store) < 64 << 10
+    for number, wish in zip(numbers, (long, *short), strict=True):
+        assert found[number] == decode_alone(
+            wish, Decoder(model.network), None, make_rule("exact"), sampling=Sampling(temperature=0)
+        )
     batch.close()
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
-from outrider.core.engine.kv_cache import buckets
+from outrider.core.engine.kv_cache import buckets, mapped
 from outrider.core.engine.kv_cache.rows import (
     Rows,
     advance,
@@ -40,7 +40,8 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
-        self._lent: Tensor | None = None  # the pool's buffer whose first rows the store is; None: it is the store
+        self._lent: Tensor | None = None  # the buffer whose first rows the store is; None: it is the store
+        self._mapped: mapped.Mapped | None = None  # whose tensor the buffer is
         self.with_keys = False  # whether layouts say which position each slot has, for attention windows
         self.long = False  # whether its keys have LongRoPE's long factors
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
@@ -66,7 +67,7 @@ class Cache:
     def _release(self) -> None:
         if self.pool is not None and self.store.dim() == 5:
             self.pool.give_back(self.store if self._lent is None else self._lent)
-        self.store, self._lent = torch.zeros(0), None
+        self.store, self._lent, self._mapped = torch.zeros(0), None, None
 
     def end(self) -> None:
         self._release()
@@ -76,7 +77,7 @@ class Cache:
     def prompt_chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, PassLayout]:
         """Prompt tokens `start` to `stop` - 1 of these rows, ids [B, Q], and their layout. Shorter rows read padding,
         which is never attended and is overwritten by a later pass."""
-        self._grow(stop)
+        self.grow(stop)
         return self.rows.pending[rows, start:stop], self.sequential_layout(start, stop)
 
     def sequential_layout(self, start: int, stop: int) -> PassLayout:
@@ -106,6 +107,19 @@ class Cache:
         layers, heads, dim = self._shape
         return layers * heads * dim * self.dtype.itemsize
 
+    @property
+    def page(self) -> int | None:
+        """The slots for which a row of a continuous batch holds memory are a multiple of this; None: all of them."""
+        if not self.exact or not self.slot_bytes or not mapped.available():
+            return None
+        smallest = 4096 // (self._shape[2] * self.dtype.itemsize)
+        return max(-(-smallest // 64) * 64, 64)
+
+    def free(self, row: int) -> None:
+        """Return the memory of a row."""
+        self.set_row(row, 0, 0)
+        self._free(self.store, row)
+
     def arrange(self, order: Sequence[int], width: int) -> None:
         """Make row i the former row order[i], or an empty row for -1. The store gets `width` slots per row, or more if
         a row needs them."""
@@ -121,34 +135,53 @@ class Cache:
         self.scored, self.scratch_owner = -1, None
         layers, batch, heads, size, dim = self.store.shape
         width = -(-max(width, max(host, default=0) + wait) // 64) * 64
-        if self.pool is not None:
-            self._arrange_in(self.pool, order, host, width)
+        if self.pool is None and self.page is None:
+            if list(order) != list(range(batch)) or width != size:
+                store = self.store.new_zeros(layers, len(order), heads, width, dim)
+                for new, old in enumerate(order):
+                    if old >= 0 and (filled := min(host[new], size)):
+                        store[:, new, :, :filled] = self.store[:, old, :, :filled]
+                self.store = store
             return
-        if list(order) == list(range(batch)) and width == size:
-            return
-        store = self.store.new_zeros(layers, len(order), heads, width, dim)
-        for new, old in enumerate(order):
-            if old >= 0 and (filled := min(host[new], size)):
-                store[:, new, :, :filled] = self.store[:, old, :, :filled]
-        self.store = store
+        self._arrange_in_place(order, [min(count, size) for count in host], width)
 
-    def _arrange_in(self, pool: GraphPool, order: Sequence[int], host: Sequence[int], width: int) -> None:
-        """Move the rows within one buffer of the pool, whose address stays the same while rows come and go, so that
-        recorded passes stay valid; borrow a larger one if it is too small."""
+    def _arrange_in_place(self, order: Sequence[int], host: Sequence[int], width: int) -> None:
+        """Move the rows within one buffer, which is replaced by a larger one if it is too small. A buffer of the pool
+        has the same address while rows come and go, so that recorded passes stay valid."""
         buffer = self.store if self._lent is None else self._lent
-        layers, _, heads, size, dim = self.store.shape
-        filled = [(new, old, min(host[new], size)) for new, old in enumerate(order) if old >= 0 and host[new]]
+        filled = [(new, old, host[new]) for new, old in enumerate(order) if old >= 0 and host[new]]
         if buffer.shape[1] < len(order) or buffer.shape[3] < width:
-            larger = pool.borrow((layers, max(len(order), buffer.shape[1]), heads, width, dim), self.dtype)
+            larger, mapping = self._larger(buffer, len(order), width)
             for new, old, count in filled:
                 larger[:, new, :, :count] = self.store[:, old, :, :count]
-            pool.give_back(buffer)
-            buffer = larger
+            if self.pool is not None:
+                self.pool.give_back(buffer)
+            buffer, self._mapped = larger, mapping
         else:
             moved = [(new, self.store[:, old, :, :count].clone()) for new, old, count in filled if new != old]
+            kept = {new for new, old, _ in filled if new == old}
+            for row in range(self.store.shape[1]):
+                if row not in kept:
+                    self._free(buffer, row)
             for new, part in moved:
                 buffer[:, new, :, : part.shape[2]] = part
         self._lent, self.store = buffer, buffer[:, : len(order)]
+
+    def _larger(self, buffer: Tensor, rows: int, width: int) -> tuple[Tensor, mapped.Mapped | None]:
+        """A buffer for more rows, or wider ones."""
+        layers, before, heads, size, dim = buffer.shape
+        if self.pool is not None:
+            return self.pool.borrow((layers, max(rows, before), heads, width, dim), self.dtype), None
+        rows = max(1 << max(rows - 1, 0).bit_length(), before)  # what is not used costs only addresses
+        size = max((1 << (width - 1).bit_length()) + 64, size)  # not a power of two, for processors' caches
+        mapping = mapped.Mapped((layers, rows, heads, size, dim), self.dtype)
+        return mapping.tensor, mapping
+
+    def _free(self, buffer: Tensor, row: int) -> None:
+        """Return the memory of a row of the buffer, if that is possible."""
+        if self._mapped is not None:
+            for layer in buffer:
+                self._mapped.release(layer[row])
 
     def set_row(self, row: int, entries: int, root: int) -> None:
         """Record that a row has this many entries and that only `root` is pending."""
@@ -323,9 +356,9 @@ class Cache:
         if self.rows.bounds:  # the bounds may be loose; this synchronisation is rare
             host, host_pending = torch.stack([self.rows.entries, self.rows.pending_count]).tolist()
             self.rows = replace(self.rows, host=tuple(host), host_pending=tuple(host_pending), bounds=False)
-        self._grow(max(self.rows.host) + extra)
+        self.grow(max(self.rows.host) + extra)
 
-    def _grow(self, needed: int) -> None:
+    def grow(self, needed: int) -> None:
         """Make room for this many slots in each row."""
         layers, batch, heads, size, dim = self.store.shape
         if needed <= size:

@@ -75,11 +75,16 @@ class Prefixes:
     def open(self, needs: frozenset[str]) -> None:
         """Start without rows and blocks. Only what has the hidden states of `needs` is copied."""
         self._needs = needs
-        self.reused = 0  # tokens that were copied
+        self._reused = 0
         self._rows: dict[int, _Row] = {}
         self._first: dict[tuple[int, ...], _Block] = {}
         self._blocks: OrderedDict[_Block, None] = OrderedDict()  # least recently used first, children before parents
         self._block_bytes = 0
+
+    @property
+    def reused(self) -> int:
+        """The number of tokens that were copied."""
+        return self._reused
 
     @property
     def bytes(self) -> int:
@@ -120,7 +125,7 @@ class Prefixes:
             hidden = {tap: torch.cat([block.hidden[tap] for block in path], 1)[:, :count] for tap in self._needs}
             self._touch(path[-1])
         self._rows[row] = _Row(ids, count)
-        self.reused += count
+        self._reused += count
         return count, hidden
 
     def read(self, row: int, count: int) -> None:

@@ -69,15 +69,20 @@ def buffers_shared_by_threads(patch: Patch) -> None:
 
 
 def a_store_for_every_arrangement(patch: Patch) -> None:
-    def moved(self: Cache, pool: GraphPool, order: Any, host: Any, width: int) -> None:
+    arrange = Cache._arrange_in_place
+
+    def moved(self: Cache, order: Any, host: Any, width: int) -> None:
+        if self.pool is None:
+            arrange(self, order, host, width)
+            return
         layers, _, heads, size, dim = self.store.shape
-        store = pool.borrow((layers, len(order), heads, width, dim), self.dtype)
+        store = self.pool.borrow((layers, len(order), heads, width, dim), self.dtype)
         for new, old in enumerate(order):
             if old >= 0:
                 store[:, new, :, : min(host[new], size)] = self.store[:, old, :, : min(host[new], size)]
         self.store = store
 
-    patch.setattr(Cache, "_arrange_in", moved)
+    patch.setattr(Cache, "_arrange_in_place", moved)
 
 
 def host_tensor_in_pass(patch: Patch) -> None:

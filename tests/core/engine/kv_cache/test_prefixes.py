@@ -131,6 +131,18 @@ def test_reuse_changes_no_token(case: str) -> None:
     assert batch.prefix_bytes == 0
 
 
+def test_a_long_prompt_beside_a_short_one_has_room_with_either_factors() -> None:
+    prompt = [place % 57 + 4 for place in range(150)]
+    wishes = [SoakRequest(prompt, 3, 0), SoakRequest(prompt[:58], 4, 0), SoakRequest(prompt, 4, 0)]
+    batch = ContinuousBatch(make_decoder(network("LongRoPE")), None, make_rule(), sampling=GREEDY, rows=2)
+    output: dict[int, list[int]] = {batch.add(wish.prompt, wish.limit): [] for wish in wishes}
+    for step in batch:
+        output[step.row] += step.emitted
+    for number, wish in enumerate(wishes):
+        one = make_decoder(network("LongRoPE"))
+        assert output[number] == decode_alone(wish, one, None, make_rule(), sampling=GREEDY)
+
+
 def test_an_answer_is_reused_in_the_next_turn() -> None:
     batch = ContinuousBatch(Decoder(network()), None, make_rule(), sampling=GREEDY, rows=2)
     text = [*SYSTEM, 9]
@@ -179,7 +191,7 @@ def test_compiled_passes_give_the_same_bits(bits: int | None) -> None:
         target = Decoder(shared, cache_bits=bits)
         target.open(Sampling(temperature=0), frozenset({"layer.0", "last"}))
         target.arrange([-1, -1], 700)
-        target.share_prefixes(1 << 30)
+        target.prefixes.restrict(1 << 30)
         return target
 
     def entered(target: Decoder, row: int, prompt: list[int]) -> dict[str, torch.Tensor]:
@@ -195,10 +207,10 @@ def test_compiled_passes_give_the_same_bits(bits: int | None) -> None:
         one, other, prompt = begun(), begun(), [*text[:cut], *text[5:90]]
         entered(one, 0, text[:first])
         if cut % 2:  # from the blocks instead of the row
-            one.retain(0, text[:first])
+            one.prefixes.retain(0, text[:first])
             one.leave(0)
         found, wanted = entered(one, 1, prompt), entered(other, 1, prompt)
-        assert one.reused_tokens == cut and other.reused_tokens == 0
+        assert one.prefixes.reused == cut and other.prefixes.reused == 0
         length = len(prompt) - 1
         assert torch.equal(one.cache.store[:, 1, :, :length], other.cache.store[:, 1, :, :length])
         assert all(torch.equal(states, wanted[tap]) for tap, states in found.items())
