@@ -208,8 +208,11 @@ if (!window.outriderPage) {
       go(found[0]);
       card(story, found[1], key, from);
     }});
+    const accepted = (row) => row.nodes.some((node) => node[3] === "drafted");
+    const refused = (row) => row.out.some((one) => one[1] === "resampled");
+    const telling = rounds.findIndex((round) => round.rows.some((row) => accepted(row) && refused(row)));
     const firstWith = (wanted) => rounds.findIndex((round) => round.rows.some((row) => row.nodes.some(wanted)));
-    show([firstWith((node) => node[3] === "drafted"), firstWith(() => true), 0].find((index) => index >= 0));
+    show([telling, firstWith((node) => node[3] === "drafted"), firstWith(() => true), 0].find((index) => index >= 0));
   };
 
   // ---- cards
