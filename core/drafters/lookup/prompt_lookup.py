@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.device import upload_all
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, OnHost, Verdict
+from outrider.core.drafters.lookup.trie import bucket
 from outrider.core.drafters.per_row import IndependentRows
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
@@ -125,8 +126,8 @@ class PromptLookup(IndependentRows):
 def chain_draft(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
     """A draft of one chain of fixed guesses per row, of any lengths."""
     size = max(map(len, rows), default=0)
-    if device.type != "cpu" and size:  # a power of two, so that few shapes are recorded
-        size = 1 << (size - 1).bit_length()
+    if device.type != "cpu" and size:  # so that few shapes are recorded
+        size = bucket(size)
     padded = [[*row, *[0] * (size - len(row))] for row in rows]
     chains, there = (
         [list(range(-1, size - 1))] * len(rows),

@@ -103,8 +103,8 @@ def to_draft(tries: Sequence[Trie], device: torch.device, probes: Sequence[int] 
     depth = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
     chains = all(trie.parents == [*range(-1, len(trie) - 1)] for trie in tries)
     if device.type != "cpu":
-        size = bucket(size if chains else max(size, 2))
-        depth = size if chains else bucket(max(*(max(trie.depths, default=0) for trie in tries), 2))
+        size = bucket(size)
+        depth = size if chains else bucket(max(max(trie.depths, default=0) for trie in tries))
     tokens, shapes, beliefs, live = [], [], [], []
     for trie in tries:
         count, padding = len(trie), size - len(trie)
@@ -131,5 +131,5 @@ def to_draft(tries: Sequence[Trie], device: torch.device, probes: Sequence[int] 
 
 
 def bucket(count: int) -> int:
-    """The number of nodes or levels that a recording for `count` of them has: 1, 4, 16, and on as powers of two."""
-    return next((few for few in (1, 4, 16) if count <= few), 1 << (count - 1).bit_length())
+    """The number of nodes or levels that a recording for `count` of them has: 4, 16, and on as powers of two."""
+    return next((few for few in (4, 16) if count <= few), 1 << (count - 1).bit_length())
