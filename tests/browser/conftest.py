@@ -77,7 +77,7 @@ class Visit:
 
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=name, exact=True).first.click()
-        if name not in ("Text", "Lab", "Traces"):  # which open with a recording
+        if name not in ("Text", "Traces"):  # which open with a recording
             self.page.wait_for_selector(f"#{name.lower()}-out :is(.or-lane, svg)")
 
     def text(self, selector: str) -> str:

@@ -35,7 +35,7 @@ from outrider.app.page.backends.interface import (  # noqa: E402
 )
 from outrider.app.page.drafter_menu import drafter_menu  # noqa: E402
 from outrider.app.page.kept_recordings import KeptRecordings  # noqa: E402
-from outrider.app.page.lab_tab import contenders, negative_log_likelihood  # noqa: E402
+from outrider.app.page.lab_tab import LabTab, contenders, negative_log_likelihood  # noqa: E402
 from outrider.app.page.modality_tab import ModalityTab  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402
 from outrider.app.page.run_queue import RunQueue  # noqa: E402
@@ -429,13 +429,17 @@ def test_bundled_recordings_can_be_read() -> None:
     assert sum(path.stat().st_size for path in examples.values()) < 2_000_000
 
 
-def test_tabs_open_with_a_recording() -> None:
+def test_tabs_open_with_a_recording(backends: dict[str, Backend]) -> None:
     for name in ("text", "image", "speech"):
         shown = TraceView(name, KeptRecordings()).example
         assert shown is not None and shown.trace.lossless
         assert re.search("Same|have the same distribution", render.race_result(shown))
     rows = TraceView("batch", KeptRecordings()).example
     assert rows is not None and rows.trace.rows == 4 and rows.trace.summary().accepted > 0
+    lab = LabTab(backends, RunQueue(1, lambda: 0), KeptRecordings())
+    measured = str(lab.open_example(SimpleNamespace(session_hash="new")))
+    assert "Recorded with smollm2-135m" in measured and "threads; 2 prompts" in measured
+    assert all(f"<td>{name}</td>" in measured for name in (PLAIN, "auto", "prompt-lookup", "jacobi"))
 
 
 # ---- stopping
