@@ -13,7 +13,7 @@ import torch
 from outrider.core.errors import InvalidOption
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.model_training import ModelTraining
-from outrider.core.training.optim import remove_checkpoint
+from outrider.core.training.optim import TrainingError, remove_checkpoint
 from outrider.core.training.recipes import Recipe
 from outrider.core.training.trainer import Plan, Progress, Trainer, Training
 
@@ -109,4 +109,13 @@ class TrainingRequest:
             say(f"{recipe.name}: {best:.3f} tokens per target pass (simulated chains); weights are in {out}")
 
     def _run(self, training: Training, plan: Plan, out: Path, facts: Mapping[str, Any]) -> Progress:
-        return Trainer(training, plan, out, device=self.place, facts=facts, quiet=self.quiet).run()
+        trainer = Trainer(training, plan, out, device=self.place, facts=facts, quiet=self.quiet)
+        progress = trainer.run()
+        if trainer.main and not progress.best:
+            why = (
+                "the held-out answers have nothing to validate on; train on more prompts"
+                if progress.steps
+                else "it was stopped before the first step"
+            )
+            raise TrainingError(f"no weights were saved: {why}. The same command resumes from {out}")
+        return progress

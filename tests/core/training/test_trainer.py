@@ -123,6 +123,17 @@ def test_a_request_removes_checkpoints_and_makes_plans_and_facts(tmp_path: Path)
     assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
 
 
+def test_a_run_that_saves_no_weights_says_why(tmp_path: Path) -> None:
+    class Unheld(ModelTraining):
+        def validate(self, models: Mapping[str, nn.Module], autocast: Any) -> dict[str, Any]:
+            return {}
+
+    training = Unheld("a", Line(), Sums(), lambda model, provenance: None)
+    wanted = TrainingRequest(recipes=("a",), steps=2, quiet=True)
+    with pytest.raises(optim.TrainingError, match=r"no weights were saved: .*nothing to validate on; train on more"):
+        wanted.train_model(Recipe(name="a", summary="", rate=0.1), training, tmp_path, {}, print)
+
+
 def test_foreign_and_damaged_checkpoints_give_one_line(tmp_path: Path) -> None:
     learned(tmp_path)
     made = optim.accelerator(True, "no")
