@@ -73,7 +73,8 @@ def advice(run: Estimate) -> str:
         f"In this run {run.acceptance:.0%} of the guesses that counted were accepted, a guess cost {run.cost:.0%} of "
     )
     if run.speedup is None:
-        return f"{found}a target pass. Race measures what checking several tokens costs; a common value stands below."
+        unknown = "what checking several tokens costs; a usual value stands below."
+        return f"{found}a target pass. A race with plain decoding measures {unknown}"
     now = _best(run.acceptance, run.cost, run.growth)[1]
     gains = {
         "a drafter whose guesses are accepted more often (10 points)": _best(
