@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from outrider.core.cost.theory import best_length
+from outrider.core.cost.theory import speedup
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution
 from outrider.core.errors import InvalidOption, unknown
@@ -179,14 +179,17 @@ class Best(Fixed):
 
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
-        self._rate = torch.full((rows,), self.initial_acceptance, dtype=torch.float64)
+        self._rate = torch.full((rows,), self.initial_acceptance, dtype=torch.float64, device=device)
+        passes = [self.verify(length + 1) / self.verify(1) for length in range(self.max_length + 1)]
+        gains = [speedup(0.0, length, self.cost, each) for length, each in enumerate(passes)]
+        self._gains = upload(gains, device, torch.float64)  # of each length [K + 1], a token
 
     def start(self) -> Tensor:
-        best = (best_length(rate, self.cost, self.verify, self.max_length)[0] for rate in self._rate.tolist())
-        return upload([max(length, 1) for length in best], self._lengths.device)
+        reached = self._rate[:, None].expand(-1, self.max_length).cumprod(1).cumsum(1)
+        tokens = torch.nn.functional.pad(reached + 1, (1, 0), value=1.0)  # [B, K + 1]
+        return (tokens * self._gains).argmax(1).clamp(min=1)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        drafted, accepted = torch.stack([drafted, accepted], 1).cpu().unbind(1)
         tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
         rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * (accepted / tried)
         self._rate = torch.where(drafted > 0, rate, self._rate)

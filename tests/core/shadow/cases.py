@@ -38,7 +38,6 @@ RELAXED = [name for name, rule in RULES.items() if rule.lossless is False and no
 
 # Waits of the host in a round, where one is not enough.
 WAITS = {
-    "on-the-fly-window": 2,  # its formula is evaluated on the host
     "cross-vocabulary": 4,  # drafted tokens are translated as text, between the draft model's passes
     "cs-drafting": 4,  # the inner drafter looks n-grams up on the host, between the draft model's passes
     "swift": 4,  # its layer search reads the rows' texts, and on the host how many tokens a set of layers predicts
