@@ -33,6 +33,7 @@ from outrider.core.protocol import (
     BatchedTarget,
     ChainDrawing,
     Prefill,
+    PrefixSharing,
     Prompts,
     RecordingModel,
     Scores,
@@ -71,6 +72,8 @@ class _ModelDrafter:
 
     def open(self, sampling: Sampling) -> None:
         self._batched().open(self._drafting(sampling), frozenset())
+        if isinstance(self.model, PrefixSharing):
+            self.model.prefixes.restrict(0)  # rows in use share what they have read
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         self._batched().arrange(order, width)
