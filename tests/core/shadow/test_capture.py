@@ -102,7 +102,7 @@ def test_trees_of_the_host_share_recordings() -> None:
 
 def test_threads_capture_in_turns_and_share_no_buffer() -> None:
     def slowly(inputs: Inputs) -> Tensor:
-        time.sleep(1e-4)  # other threads run meanwhile
+        time.sleep(5e-3)  # other threads run meanwhile
         return double(inputs)
 
     errors: list[BaseException] = []
