@@ -184,10 +184,10 @@ def drawn(found: Mapping[str, Any]) -> Drawing:
     ]
     if points:
         plots.append(("Predicted and measured speed", predicted_and_measured(points)))
-    cards = [f'<div class="or-card"><h3>{safe(title)}</h3>{plot}</div>' for title, plot in plots]
+    cards = [f'<div class="or-card"><h2>{safe(title)}</h2>{plot}</div>' for title, plot in plots]
     notes = "".join(f"<li>{safe(text)}</li>" for text in [*_doubts(rows, found["others"]), *_remarks(rows)])
     return Drawing(
-        f'<div class="or-card"><h3>Speedup over plain decoding, with 95 % intervals</h3>{ranking}</div>'
+        f'<div class="or-card"><h2>Speedup over plain decoding, with 95 % intervals</h2>{ranking}</div>'
         f'<ul class="or-notes">{notes}</ul><details class="or-details"><summary>Details</summary>'
         '<div class="or-wide" tabindex="0" role="group" aria-label="all figures"><table class="or-table">'
         f"<thead><tr>{head}</tr></thead><tbody>{table}</tbody></table></div>{side_by_side(cards, 280)}</details>"
