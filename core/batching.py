@@ -1,7 +1,7 @@
 """Continuous batching: requests enter and leave while others are decoded, and each gives the same output as alone.
 
-Rows share a rectangular cache, each with its own positions; where the target can, a row holds memory only for the slots
-that it has used. A finished row becomes an empty row, which the next request fills; if no request is waiting, empty
+Each row has its own positions in a common cache; where the target can, it holds memory only for the slots that it has
+used. A finished row becomes an empty row, which the next request fills; if no request is waiting, empty
 rows are removed once they are half of all. Requests are served in order of arrival; one that does not fit yet may be
 overtaken a limited number of times. A long prompt is read one chunk per round, which bounds the delay of the other
 rows; what another row has read of it is copied. Independent of what a token means.
@@ -93,7 +93,8 @@ class ContinuousBatch:
                 "decoder runs (Llama, Qwen, Mistral, Gemma, ...), or give generate() a list of prompts"
             )
         self.target, self.rows, self.memory, self.prefix_memory = target, rows, memory, prefix_memory
-        self._page = target.page if isinstance(target, PagedTarget) else None
+        self._paged = target if isinstance(target, PagedTarget) and target.page is not None else None
+        self._page = None if self._paged is None else self._paged.page
         self._prefixes = target.prefixes if isinstance(target, PrefixSharing) else None
         self.max_waiting, self.patience = waiting, patience
         sampling = sampling or Sampling()
@@ -313,10 +314,13 @@ class ContinuousBatch:
         """Let target and drafter make room for as many rows as there may be, which they keep: the passes of each number
         of rows are then recorded once, not again whenever more rows than ever before have moved to a larger buffer."""
         fit = self.rows if self.memory is None else min(self.memory // max(self._bytes([self._width]), 1), self.rows)
-        empty = [-1] * max(fit, least)
-        self.target.arrange(empty, self._width)
-        self._drafter.arrange(empty, self._width)
-        self.target.arrange([], self._width)
+        rows = max(fit, least)
+        if self._paged is not None:
+            self._paged.provide(rows, None if self.memory is None else self.memory // self.target.slot_bytes)
+        else:
+            self.target.arrange([-1] * rows, self._width)
+            self.target.arrange([], self._width)
+        self._drafter.arrange([-1] * rows, self._width)
         self._drafter.arrange([], self._width)
 
     def _bound_prefixes(self) -> None:

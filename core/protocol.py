@@ -313,6 +313,9 @@ class PagedTarget(Protocol):
 
     @property
     def page(self) -> int | None: ...  # slots of a page, of which a row holds a whole number; None: it holds all
+    def provide(self, rows: int, slots: int | None) -> None:
+        """Make room for rows that have at most so many slots together (None: as many as are common), so that they stay
+        where they are."""
 
 
 @runtime_checkable

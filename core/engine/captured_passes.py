@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -23,6 +24,11 @@ from outrider.core.engine.types import PassLayout
 _MAX_GRAPH_LOGITS = 1 << 23  # up to this many logits are computed within the captured pass
 _MAX_VIEWS = 8  # views of a network whose captures are kept
 PassResult = tuple[Tensor, Tensor | None, dict[str, Tensor]]  # normed states, logits, states at taps
+
+
+def pass_inputs(ids: Tensor, layout: PassLayout) -> Inputs:
+    """What a recorded pass reads, as `Graphs.compute` takes it."""
+    return ids, layout.positions, layout.mask, layout.slots, layout.keys, layout.entries, layout.table
 
 
 class Graphs:
@@ -66,24 +72,22 @@ class Graphs:
                 mask, keys = (
                     part if part is None or not more else F.pad(part, (0, more)) for part in (layout.mask, layout.keys)
                 )
-                inputs = (ids, layout.positions, mask, layout.slots, keys, layout.entries)
+                inputs = pass_inputs(ids, replace(layout, mask=mask, keys=keys))
                 key = (store.data_ptr(), *store.shape, columns, angles[0].data_ptr(), with_logits, *sorted(taps))
                 return key, inputs, partial(self.compute, store, columns, frozenset(taps), with_logits)
 
-            longer = buckets.larger(layout.columns, store.shape[3])
+            longer = buckets.larger(layout.columns, layout.size(store)[1])
             return self.pool.run(*at(layout.columns), angles, lambda: map(at, longer))
 
     def compute(
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
     ) -> PassResult:
         """The pass that `run` records, of ids and the parts of their layout."""
-        ids, positions, mask, slots, keys, entries = inputs
+        ids, positions, mask, slots, *more = inputs
         assert ids is not None and positions is not None
         network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(
-            network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, keys, entries), tapped
-        )
+        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, *more), tapped)
         states = network.final_norm(x, rows, tapped)
         if "stream" in tapped:
             tapped["stream"].append(x.view(rows, count, -1))

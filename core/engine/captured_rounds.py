@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from outrider.core.device import packed
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.captured_passes import Graphs, pass_inputs
 from outrider.core.engine.captured_rules import CapturedRule, RecordedDraft, recordable, scores_of
 from outrider.core.engine.cuda_graphs import Inputs
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.captured_growth import followed
-from outrider.core.engine.kv_cache.rows import Rows, device_rows
+from outrider.core.engine.kv_cache.rows import device_rows
 from outrider.core.engine.self_draft_views import at_nodes, position_bound
 from outrider.core.protocol import Judged, Reading, Rule, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import fetched_parts
-
-if TYPE_CHECKING:
-    from outrider.core.engine.captured_passes import Graphs
 
 _MAX_LOGITS = 1 << 24  # of a round, whose memory each recording keeps
 
@@ -77,7 +75,7 @@ class Judge:
         columns = cache.columns(max(cache.rows.host) + total, lengths)
         with graphs.pool.lock:
             angles = graphs.network.angles
-            inputs = cache.rows.entries, cache.rows.pending, cache.rows.pending_count, *drafted.inputs
+            inputs = *cache.rows.inputs, *drafted.inputs
             how = plain, sampling, taps, nodes, tuple(readings)
 
             def at(columns: int) -> tuple[tuple[object, ...], Inputs, Callable[[Inputs], Any]]:
@@ -91,7 +89,7 @@ class Judge:
         scores.recordings = graphs.pool
         judged = Judged(scores, Verdict.of((parts[0][:, : draft.tree.depth], *parts[1:])), fetched, flat)
         if lent.replayed:
-            recorded, _ = drafted.made(lent.inputs[3:])
+            recorded, _ = drafted.made(lent.inputs[4:])
             self._last = JudgedRound(draft, judged, recorded, Verdict.of(parts))
         return judged
 
@@ -108,10 +106,9 @@ class Judge:
         inputs: Inputs,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
         """The recorded work -> logits, states at the taps, lengths, the verdict's parts, and what the host reads."""
-        rows, (draft, rng) = _rows(inputs), drafted.made(inputs[3:])
+        rows, (draft, rng) = device_rows(inputs[:4]), drafted.made(inputs[4:])
         ids, layout = self.cache.device_plan(rows, draft, columns, lengths=self.graphs.network.reads_lengths(store))
-        passed = ids, layout.positions, layout.mask, layout.slots, layout.keys, layout.entries
-        states, _, hidden = self.graphs.compute(store, columns, taps, False, passed)
+        states, _, hidden = self.graphs.compute(store, columns, taps, False, pass_inputs(ids, layout))
         logits = self.graphs.network.logits(at_nodes(states, rows, draft, 0, None))
         hidden = {tap: at_nodes(tapped, rows, draft, 0, None) for tap, tapped in hidden.items()}
         scores = scores_of(draft, sampling, logits)
@@ -128,10 +125,3 @@ class Judge:
             return False
         decided = replace(last.verdict, outcome=verdict.outcome)
         return followed(self.graphs.pool, cache, last.recorded, decided, count, empty=True) is not None
-
-
-def _rows(inputs: Sequence[Tensor | None]) -> Rows:
-    """Rows of which only the device knows the lengths."""
-    entries, pending, count = inputs[:3]
-    assert entries is not None and pending is not None and count is not None
-    return device_rows(entries, pending, count)

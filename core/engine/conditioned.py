@@ -50,7 +50,7 @@ class ConditionedNetwork(Network):
         taps: dict[str, list[Tensor]] | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:
-        rows = store.shape[1]
+        rows = layout.size(store)[0]
         if not len(x) or (span is not None and span[0]):
             return super().run(x, store, layout, taps, span)
         if rows != len(self.conditioning):

@@ -124,10 +124,11 @@ class GraphPool:
         """The number of shapes seen."""
         return len(self._captures)
 
-    def borrow(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A KV store [L, B, 2 K, C, d] with at least this many columns; its contents are stale but finite."""
+    def borrow(self, shape: tuple[int, ...], dtype: torch.dtype, exact: bool = False) -> Tensor:
+        """A KV store [L, B, 2 K, C, d] with at least this many columns, or exactly; its contents are stale but
+        finite."""
         layers, rows, heads, columns, dim = shape
-        columns = max(1 << (columns - 1).bit_length(), 1024)
+        columns = columns if exact else max(1 << (columns - 1).bit_length(), 1024)
         padded = (layers, rows, heads, columns, dim)
         for index, store in enumerate(self._stores):
             if tuple(store.shape) == padded and store.dtype == dtype:

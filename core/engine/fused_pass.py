@@ -39,7 +39,7 @@ class FusedPass:
         span: tuple[int, int],
     ) -> Tensor:
         """Run the layers of `span` on states x [B Q, D], which are overwritten; see Network.run."""
-        config, kernels, rows = self.config, self.kernels, store.shape[1]
+        config, kernels, rows = self.config, self.kernels, layout.size(store)[0]
         normed = torch.empty(x.shape, dtype=self.dtype, device=x.device)
         delta: Tensor | None = None  # the last sublayer's output, which the next norm adds
         slots = layout.slots if layout.start is None else layout.start
@@ -49,7 +49,7 @@ class FusedPass:
                 kernels.add_norm_(x, delta, layer.attention_norm, config.norm_eps, normed)
                 qkv = layer.qkv(normed)
                 kernels.rotate_and_write_(
-                    qkv, past, *angles, layout.positions, slots, norm=layer.qk_norm, eps=config.norm_eps
+                    qkv, past, *angles, layout.positions, slots, layer.qk_norm, config.norm_eps, layout.table
                 )
                 attended = kernels.tree_attention(
                     qkv,
@@ -58,6 +58,7 @@ class FusedPass:
                     layout.columns,
                     layout.mask,
                     layout.entries,
+                    layout.table,
                     scale=config.variant.attention_scale,
                 )
                 delta = layer.out(attended)

@@ -37,10 +37,11 @@ def top_chunks(cache: Cache, queries: Tensor, sinks: int, recent: int, count: in
     """The slots [L, B, K, count size] of the best `count` chunks of `size` entries between the first `sinks` and the
     last `recent` ones, for each key/value head, in order. Undefined for rows that are too short."""
     layers, rows, heads, _ = queries.shape
-    kv = cache.store.shape[2] // 2
     end = (cache.rows.entries - recent).clamp(min=0)  # [B] of the entries to choose from
     number = (max(cache.rows.host) - recent - sinks) // size
-    keys = cache.store[:, :, :kv, sinks : sinks + number * size]
+    keys = cache.read(sinks, sinks + number * size)
+    kv = keys.shape[2] // 2
+    keys = keys[:, :, :kv]
     if keys.dtype == torch.int8:
         keys = unpack(keys, queries.shape[3], queries.dtype)
     means = keys.reshape(*keys.shape[:3], number, size, -1).mean(4)  # [L, B, K, n, d]

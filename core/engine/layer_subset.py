@@ -32,7 +32,8 @@ def reread(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, P
     ids = [list(text[start:][:count]) for text, start in zip(texts, starts, strict=True)]
     pending = upload([[*row, *[0] * (count - len(row))] for row in ids], device)
     counts = [max(length, 1) for length in lengths]
-    cache.rows = Rows(upload(starts, device), pending, upload(counts, device), tuple(starts), tuple(counts), False)
+    known = upload(starts, device), pending, upload(counts, device), tuple(starts), tuple(counts)
+    cache.rows = Rows(*known, False, table=rows.table)
     cache.scored, cache.scratch_owner = -1, None  # existing scratch is overwritten
     try:
         yield cache.plan(Draft.empty(len(texts), device), None, count + rows.pending.shape[1])

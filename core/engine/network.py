@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from outrider.core.engine.fused_pass import fused_pass
 from outrider.core.engine.kv_cache import int8
+from outrider.core.engine.kv_cache.page_tables import contiguous
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import NativeChain
 from outrider.core.engine.native.native_pass import NativePass, native_pass
@@ -175,16 +176,18 @@ class Network:
         span: tuple[int, int] | None = None,
     ) -> Tensor:
         """Run all layers, or those in `span`, on states [B Q, D]. Writes keys and values to the store [L, B, 2 K, C, d]
-        (8-bit slots: see kv_cache.int8) and appends the states at each key of `taps` to its list."""
-        rows, count = store.shape[1], len(x) // store.shape[1]
+        (see also kv_cache.int8 and kv_cache.page_tables) and appends the states at each key of `taps` to its list."""
+        count = len(x) // (rows := layout.size(store)[0])
         if not count:
             for states in (taps or {}).values():
                 states.append(x.view(rows, 0, self.config.hidden_size).to(self.dtype))
             return x
+        if layout.table is not None and not self.reads_lengths(store):
+            with contiguous(store, layout, count) as copied:
+                return Network.run(self, x, *copied, taps, span)
         if taps and "embedding" in taps:
             taps["embedding"].append(x.view(rows, count, -1).to(self.dtype))
-        x = x.clone()
-        span = span or (0, len(self.layers))
+        x, span = x.clone(), span or (0, len(self.layers))
         if self._native is not None:
             return self._run_native(self._native, x, store, layout, taps, span)
         if self.fused is not None and self.reads_lengths(store):
@@ -267,8 +270,7 @@ class Network:
     def _attention_inputs(self, store: Tensor, layout: PassLayout, count: int) -> _AttentionInputs:
         positions = layout.positions.clamp(0, len(self._angles[0]) - 1)
         cos, sin = (table[positions][:, :, None] for table in self._angles)
-        mask = None if layout.mask is None else self._additive(layout.mask)
-        read = store[:, :, :, : layout.columns]
+        mask, read = None if layout.mask is None else self._additive(layout.mask), store[:, :, :, : layout.columns]
         if layout.start is None:
             write = store.transpose(2, 3)  # [L, B, C, 2 K, d]
             index = torch.arange(store.shape[1], device=store.device)[:, None], layout.slots

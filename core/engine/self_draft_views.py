@@ -21,6 +21,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.rows import Rows
+from outrider.core.engine.kv_cache.windowed import windowed
 from outrider.core.engine.kv_retrieval import root_queries, top_chunks
 from outrider.core.engine.layer_subset import reread
 from outrider.core.engine.network import Network
@@ -158,7 +159,7 @@ class View:
             if self._window is not None:
                 window, between = self._select(*self._window)
                 self._release()
-                self._cache, self._left_out = model.window(*window, len(self.network.layers), between)
+                self._cache, self._left_out = windowed(model, *window, len(self.network.layers), between)
                 if (graphs := self.network.graphs) is not None:
                     self._cache.exact = model.exact
                     _use_pooled_store(self._cache, graphs.pool)

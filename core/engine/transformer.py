@@ -23,6 +23,7 @@ from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.int8 import slot_size
+from outrider.core.engine.kv_cache.pages import PagedCache
 from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.layer_subset import similarity
@@ -59,8 +60,9 @@ class Decoder:
     rollback = True
     reads_embeddings = True
 
-    def __init__(self, network: Network, *, cache_bits: int | None = None) -> None:
-        """`cache_bits`: 8, or None to keep keys and values in the weights' precision."""
+    def __init__(self, network: Network, *, cache_bits: int | None = None, paged: bool | None = None) -> None:
+        """`cache_bits`: 8, or None to keep keys and values in the weights' precision. `paged`: whether rows of a
+        continuous batch share their memory by pages; None: where the passes' kernels read them."""
         if cache_bits not in (None, 8):
             raise InvalidOption(
                 f"a cache of {cache_bits} bits is not available; choose 8, or None for the weights' precision"
@@ -72,7 +74,9 @@ class Decoder:
         self.weight_bytes = network.weight_bytes
         cfg = network.config
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
-        self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
+        kernels = network.fused is not None and network.before_layer is None and dtype == network.dtype
+        made = PagedCache if (kernels if paged is None else paged) else Cache
+        self.cache = made((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self.cache.with_keys, self.cache.context = any(cfg.variant.windows), cfg.context
         self.prefixes = Prefixes(self.cache)
         self._taps: frozenset[str] = frozenset()
@@ -139,7 +143,7 @@ class Decoder:
         return self._joined(tapped, rows.stop - rows.start)
 
     def _read_chunk(self, rows: slice, ids: Tensor, layout: PassLayout, tapped: dict[str, list[Tensor]]) -> None:
-        x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], layout, tapped)
+        x = self.network.run(self.network.embed(ids), *self.cache.part(rows, layout), tapped)
         if "last" in tapped:
             self.network.final_norm(x, len(ids), tapped)
 
@@ -170,6 +174,9 @@ class Decoder:
     def page(self) -> int | None:
         return self.cache.page
 
+    def provide(self, rows: int, slots: int | None) -> None:
+        self.cache.provide(rows, slots)
+
     @torch.no_grad()
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[int, None, Prefill]:
         """Read what can't be copied of a prompt (see Prefixes) into a row, in the same chunks as when it is decoded
@@ -177,10 +184,10 @@ class Decoder:
         self._check_length(len(prompt))
         self.network.ensure_positions(len(prompt), self.cache.long)
         self._pipeline.enter(row(), prompt)
-        self.cache.grow(len(prompt))
         length = len(prompt) - 1
         conditioned = self.network.conditioning_of(0) is not None
         start, known = (0, {}) if conditioned else self.prefixes.enter(row(), prompt)
+        self.cache.hold(row(), len(prompt))
         tapped: dict[str, list[Tensor]] = {tap: [known[tap]] if tap in known else [] for tap in self._taps}
         self.cache.set_row(row(), start, prompt[start])
         while start < length:

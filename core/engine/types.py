@@ -161,6 +161,13 @@ class PassLayout:
     keys: Tensor | None = None  # [B|1, columns] the positions of the slots, for windows; None: slot i has position i
     # [B] where attention reads them: a row's entries are attended to, and the mask [B, Q, T] is that of the slots after
     entries: Tensor | None = None
+    table: Tensor | None = None  # [B, N] the pages of each row, if the store [L, P, 2 K, PAGE, d] is of pages
+
+    def size(self, store: Tensor) -> tuple[int, int]:
+        """The number of rows, and of slots in each."""
+        if self.table is None:
+            return store.shape[1], store.shape[3]
+        return len(self.table), self.table.shape[1] * store.shape[3]
 
     def skip(self, count: int) -> PassLayout:
         """The layout without the first `count` tokens."""
@@ -172,4 +179,5 @@ class PassLayout:
             None if self.slots is None else self.slots[:, count:],
             self.keys,
             self.entries,
+            self.table,
         )

@@ -8,9 +8,10 @@ distributions and rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Cache:
     """The store of keys and values, and the state of its rows."""
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self._shape = shape  # layers, key heads + value heads, head size (in 8 bits: slot size)
+        self.shape = shape  # layers, key heads + value heads, head size (in 8 bits: slot size)
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
@@ -47,6 +48,8 @@ class Cache:
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
         self.context = 1 << 20  # tokens that a row may have
         self._fixed_columns: int | None = None  # while a recording is made that holds for many lengths
+        self.block = 32  # slots that are kept together
+        self.reclaim: Callable[[], bool] = lambda: False  # drops what was kept longest; False: nothing is kept
 
     def begin(self, prompts: Prompts) -> None:
         """Start with these prompts, all pending."""
@@ -54,7 +57,7 @@ class Cache:
         self.rows = unread_rows(prompts, self.device)
         self.scored = -1  # draft nodes in the scratch; -1: not even the pending tokens
         self.scratch_owner: object = None  # the model or view that wrote the scratch
-        layers, heads, dim = self._shape
+        layers, heads, dim = self.shape
         self._release()
         shape = layers, len(prompts), heads, longest + 64, dim
         self.store = self._allocate(shape if self.pool is None else self.pool.roomy(shape, self.dtype, self.context))
@@ -86,11 +89,54 @@ class Cache:
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
         return PassLayout(positions[None], stop, mask[None], start)
 
+    def part(self, rows: slice, layout: PassLayout) -> tuple[Tensor, PassLayout]:
+        """The store and a layout for a pass over these rows only."""
+        return self.store[:, rows], layout
+
+    # ---- slots
+
+    @property
+    def slots(self) -> int:
+        """The slots that each row may use."""
+        return self.store.shape[3]
+
+    def hold(self, row: int, count: int) -> None:
+        """Make room for this many slots in a row."""
+        self.grow(count)
+
+    def read(self, start: int, stop: int, rows: slice = slice(None)) -> Tensor:
+        """Slots `start` to `stop` - 1 of these rows [L, B, 2 K, n, d], in place if rows are contiguous."""
+        return self.store[:, rows, :, start:stop]
+
+    # ---- what rows share (outrider.core.engine.kv_cache.prefixes)
+
+    def copy(self, row: int, source: int, count: int) -> None:
+        """Fill the first slots of an empty row with those of another."""
+        self.grow(count)
+        self.store[:, row, :, :count] = self.store[:, source, :, :count]
+
+    def keep_slots(self, row: int, start: int, stop: int) -> tuple[Any, int]:
+        """Slots of a row that leaves, at most a `block`, as `fill` takes them, and their bytes."""
+        kept = self.store[:, row, :, start:stop].clone()
+        return kept, kept.nbytes
+
+    def fill(self, row: int, kept: Sequence[Any], count: int) -> None:
+        """Fill the first slots of an empty row with kept ones."""
+        self.grow(count)
+        self.store[:, row, :, :count] = torch.cat([*kept], 2)[:, :, :count]
+
+    def drop(self, kept: Any) -> None:
+        """Forget kept slots."""
+
     # ---- continuous batching
+
+    def provide(self, rows: int, slots: int | None) -> None:
+        """Make room for this many rows that have `slots` slots together (None: as many as are common) and that stay
+        where they are. Nothing to do where a larger buffer costs only addresses, or is made by `arrange`."""
 
     def open(self) -> None:
         """Start without rows."""
-        layers, heads, dim = self._shape
+        layers, heads, dim = self.shape
         empty = torch.zeros(0, dtype=torch.long, device=self.device)
         self.rows, self.scored, self.scratch_owner = Rows(empty, empty[:, None], empty, (), (), False), -1, None
         self._release()
@@ -104,7 +150,7 @@ class Cache:
     @property
     def slot_bytes(self) -> int:
         """The size of one token's keys and values in all layers."""
-        layers, heads, dim = self._shape
+        layers, heads, dim = self.shape
         return layers * heads * dim * self.dtype.itemsize
 
     @property
@@ -112,7 +158,7 @@ class Cache:
         """The slots for which a row of a continuous batch holds memory are a multiple of this; None: all of them."""
         if not self.exact or not self.slot_bytes or not mapped.available():
             return None
-        smallest = 4096 // (self._shape[2] * self.dtype.itemsize)
+        smallest = 4096 // (self.shape[2] * self.dtype.itemsize)
         return max(-(-smallest // 64) * 64, 64)
 
     def free(self, row: int) -> None:
@@ -123,16 +169,8 @@ class Cache:
     def arrange(self, order: Sequence[int], width: int) -> None:
         """Make row i the former row order[i], or an empty row for -1. The store gets `width` slots per row, or more if
         a row needs them."""
-        rows = self.rows
-        wait = max(rows.pending.shape[1], 1)
-        index = torch.tensor(order, dtype=torch.long, device=self.device)
-        entries = F.pad(rows.entries, (0, 1), value=0)[index]  # index -1 selects the padding
-        pending_count = F.pad(rows.pending_count, (0, 1), value=1)[index]
-        pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
-        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
-        host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
-        self.rows = Rows(entries, pending, pending_count, host, host_pending, False, rows.bounds)
-        self.scored, self.scratch_owner = -1, None
+        self._arrange_rows(order)
+        host, wait = self.rows.host, self.rows.pending.shape[1]
         layers, batch, heads, size, dim = self.store.shape
         width = -(-max(width, max(host, default=0) + wait) // 64) * 64
         if self.pool is None and self.page is None:
@@ -144,6 +182,18 @@ class Cache:
                 self.store = store
             return
         self._arrange_in_place(order, [min(count, size) for count in host], width)
+
+    def _arrange_rows(self, order: Sequence[int]) -> None:
+        rows = self.rows
+        wait = max(rows.pending.shape[1], 1)
+        index = torch.tensor(order, dtype=torch.long, device=self.device)
+        entries = F.pad(rows.entries, (0, 1), value=0)[index]  # index -1 selects the padding
+        pending_count = F.pad(rows.pending_count, (0, 1), value=1)[index]
+        pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
+        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
+        host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
+        self.rows = Rows(entries, pending, pending_count, host, host_pending, False, rows.bounds)
+        self.scored, self.scratch_owner = -1, None
 
     def _arrange_in_place(self, order: Sequence[int], host: Sequence[int], width: int) -> None:
         """Move the rows within one buffer, which is replaced by a larger one if it is too small. A buffer of the pool
@@ -190,33 +240,7 @@ class Cache:
         read[row], pending[row, 0], count[row] = entries, root, 1
         host = (*rows.host[:row], entries, *rows.host[row + 1 :])
         host_pending = (*rows.host_pending[:row], 1, *rows.host_pending[row + 1 :])
-        self.rows = Rows(read, pending, count, host, host_pending, False, rows.bounds)
-
-    def window(self, sinks: int, recent: int, layers: int, between: Tensor | None = None) -> tuple[Cache, Tensor]:
-        """A new cache with a copy of each row's first `sinks` and last `recent` entries, and of the slots `between`
-        [L, B, K, M]; and the number [B] of entries that it leaves out."""
-        rows = self.rows
-        more = 0 if between is None else between.shape[3]
-        size = sinks + more + recent
-        copied = Cache((layers, *self._shape[1:]), self.dtype, self.device)
-        entries = rows.entries.clamp(max=size)
-        copied.with_keys, copied.long = self.with_keys, self.long
-        copied.rows = replace(rows, entries=entries, host=tuple(min(bound, size) for bound in rows.host))
-        copied.scored, copied.scratch_owner = -1, None
-        place = torch.arange(min(size, max(rows.host)), device=self.device)
-        left_out = rows.entries - entries
-        source = place + torch.where(place < sinks + more, 0, left_out[:, None])
-        heads, dim = self._shape[1:]
-        slots = source[None, :, None].expand(layers, -1, heads, -1)
-        if between is not None:
-            slots = slots.clone()
-            long = (rows.entries >= size)[None, :, None, None]  # shorter rows are copied whole
-            middle = slice(sinks, sinks + more)
-            chosen = between[:layers].repeat(1, 1, 2, 1)
-            slots[..., middle] = torch.where(long, chosen, slots[..., middle])
-        copied.store = self.store[:layers].gather(3, slots[..., None].expand(-1, -1, -1, -1, dim))
-        copied.store = F.pad(copied.store, (0, 0, 0, 64))
-        return copied, left_out
+        self.rows = Rows(read, pending, count, host, host_pending, False, rows.bounds, rows.table)
 
     def set_prefilled(self, prompts: Prompts) -> None:
         """Record that all of each prompt but its last token has been read."""
@@ -234,7 +258,7 @@ class Cache:
         self.reserve(gap + total)
         rows = self.rows
         columns = self.columns(max(rows.host) + gap + total, lengths)
-        if not rows.uniform:
+        if not rows.uniform or rows.table is not None:
             return self.device_plan(rows, draft, columns, skip, gap, lengths=lengths)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
         scratch_positions = sequence_positions(rows, draft)
@@ -258,14 +282,15 @@ class Cache:
         positions = scratch_positions[:, skip:]
         if lengths:
             mask = F.pad(scratch, (gap, 0)) if gap else scratch
-            return ids, PassLayout(positions, columns, mask, None, slots, None, rows.entries)
+            return ids, PassLayout(positions, columns, mask, None, slots, None, rows.entries, rows.table)
         column = torch.arange(columns, device=self.device)
         offset = (column - rows.entries[:, None])[:, None]  # [B, 1, C] from the end of the entries
         place = offset - gap
         inside = (place >= 0) & (place < total)
         visible = scratch.gather(2, place.clamp(0, total - 1).expand(-1, scratch.shape[1], -1))
         keys = self._key_positions(rows, scratch_positions, columns, gap) if self.with_keys else None
-        return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots, keys)
+        mask = (offset < 0) | (inside & visible)
+        return ids, PassLayout(positions, columns, mask, None, slots, keys, None, rows.table)
 
     def _key_positions(self, rows: Rows, scratch: Tensor, columns: int, gap: int) -> Tensor:
         """[B, columns] the position of the token in each slot: an entry's is its slot, the scratch's are given [B, T]
@@ -299,7 +324,9 @@ class Cache:
         target = (rows.entries + rows.pending_count)[:, None] + torch.arange(kept.shape[1], device=self.device)
         source = (rows.entries + rows.pending.shape[1])[:, None] + path
         row = torch.arange(len(path), device=self.device)[:, None]
-        self.store[:, row, :, target] = self.store[:, row, :, torch.where(kept, source, target)]
+        source = torch.where(kept, source, target)
+        (page, target), (read_page, source) = rows.located(row, target), rows.located(row, source)
+        self.store[:, page, :, target] = self.store[:, read_page, :, source]
 
     def _move_where_needed(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
         """As `move`, but computed on the host: most nodes are in the right slot already."""
@@ -312,7 +339,8 @@ class Cache:
         ]
         if moves:
             row, source, target = torch.tensor(moves).unbind(1)
-            self.store[:, row, :, target] = self.store[:, row, :, source]
+            (page, target), (read_page, source) = rows.located(row, target), rows.located(row, source)
+            self.store[:, page, :, target] = self.store[:, read_page, :, source]
 
     @contextmanager
     def on_device(self, rows: Rows, columns: int) -> Iterator[None]:
@@ -339,24 +367,27 @@ class Cache:
         captured; all of them where attention reads the rows' lengths itself."""
         if self._fixed_columns is not None:
             return self._fixed_columns
-        size = self.store.shape[3]
+        size = self.slots
         if self.exact or self.pool is None:
             return needed if self.exact else min(-(-needed // 64) * 64, size)
         return size if lengths else buckets.bucket(needed, size)
 
     def larger(self, columns: int) -> list[int]:
         """The numbers of columns that passes over these rows may read later."""
-        return buckets.larger(columns, self.store.shape[3])
+        return buckets.larger(columns, self.slots)
 
     def reserve(self, extra: int) -> None:
         """Make room for this many slots after the entries of the longest row."""
-        size = self.store.shape[3]
-        if max(self.rows.host) + extra <= size:
+        if max(self.rows.host) + extra <= self.slots:
             return
-        if self.rows.bounds:  # the bounds may be loose; this synchronisation is rare
+        self._count()
+        self.grow(max(self.rows.host) + extra)
+
+    def _count(self) -> None:
+        """Replace the host's bounds, which may be loose, by the lengths; this synchronisation is rare."""
+        if self.rows.bounds:
             host, host_pending = torch.stack([self.rows.entries, self.rows.pending_count]).tolist()
             self.rows = replace(self.rows, host=tuple(host), host_pending=tuple(host_pending), bounds=False)
-        self.grow(max(self.rows.host) + extra)
 
     def grow(self, needed: int) -> None:
         """Make room for this many slots in each row."""

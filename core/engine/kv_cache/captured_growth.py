@@ -54,16 +54,14 @@ def grown(
     rows = cache.rows
 
     def work(columns: int, inputs: Inputs) -> tuple[Any, ...]:
-        lengths, own, handed = inputs[:3], inputs[3 : 3 + len(state)], inputs[3 + len(state) :]
-        entries, pending, count = lengths
-        assert entries is not None and pending is not None and count is not None
-        with cache.on_device(device_rows(entries, pending, count), columns):
+        own, handed = inputs[4 : 4 + len(state)], inputs[4 + len(state) :]
+        with cache.on_device(device_rows(inputs[:4]), columns):
             take(own)
             draft, scored = grow(handed), cache.scored
         take(state)
         return _Grown(draft, scored), *_tensors(draft)
 
-    inputs = (rows.entries, rows.pending, rows.pending_count, *state, *given)
+    inputs = (*rows.inputs, *state, *given)
 
     def at(columns: int) -> tuple[Key, Inputs, Callable[[Inputs], Any]]:
         return (store.data_ptr(), *store.shape, columns, "growth", *key), inputs, partial(work, columns)
@@ -95,22 +93,21 @@ def followed(
     store, before, moves, size = cache.store, cache.rows, cache.moves(draft, depth), draft.size
 
     def recorded(inputs: Inputs) -> tuple[Tensor, ...]:
-        known = [each for each in inputs[:8] if each is not None]
-        entries, pending, waiting, tokens, path, accepted, token, kept_count = known
-        rows, drafted = device_rows(entries, pending, waiting), Draft.guess(tokens, Tree.chain(size), draft.live[:0])
+        tokens, path, accepted, token, kept_count = [each for each in inputs[4:9] if each is not None]
+        rows, drafted = device_rows(inputs[:4]), Draft.guess(tokens, Tree.chain(size), draft.live[:0])
         decided = replace(verdict, path=path, accepted=accepted, token=token, outcome=None)
         after, _, kept = advance(rows, scored, drafted, decided, kept_count, False)  # only the draft's size is read
         if moves:
             cache.move(rows, path, kept)
-        return after.entries, after.pending, after.pending_count, *work(rows, after, path, inputs[8:])
+        return after.entries, after.pending, after.pending_count, *work(rows, after, path, inputs[9:])
 
-    inputs = (before.entries, before.pending, before.pending_count, draft.tokens, verdict.path, verdict.accepted)
+    inputs = (*before.inputs, draft.tokens, verdict.path, verdict.accepted)
     key = (store.data_ptr(), *store.shape, "update", scored, moves)
     # with nothing kept no slot moves: a move may be made once only
     lent = pool.lend(key, (*inputs, verdict.token, count, *more), recorded, still=len(inputs) + 1)
     entries, pending, left, *rest = lent.out
     host, host_pending = host_lengths(before, scored, verdict.outcome)
-    cache.rows = Rows(entries, pending, left, host, host_pending, False, before.bounds)
+    cache.rows = Rows(entries, pending, left, host, host_pending, False, before.bounds, before.table)
     cache.scored = -1
     return tuple(rest)
 

@@ -1,8 +1,8 @@
 """What the rows of a continuous batch have read, so that prompts with the same beginning are read from there on.
 
-Keys, values and the hidden states that a drafter needs are copied from a row in use, or from blocks kept of rows that
-have left: a tree keyed by tokens, in which texts share the blocks of a common beginning and the least recently used
-blocks are dropped, as in RadixAttention (arXiv 2312.07104). Copies, not references, since rows stay contiguous.
+Keys, values and the hidden states that a drafter needs come from a row in use, or from blocks kept of rows that have
+left: a tree keyed by tokens, in which texts share the blocks of a common beginning and the least recently used blocks
+are dropped, as in RadixAttention (arXiv 2312.07104). Contiguous rows copy them; rows of pages share whole pages.
 Independent of weights and of what a token means."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from outrider.core.engine.kv_cache.cache import Cache
 
-_BLOCK = 32  # tokens of a block; the last one of a text may have fewer
 _LEAST = 8  # shorter beginnings are read, not copied
 
 Hidden = Mapping[str, Tensor]  # tap -> [1, n, D]
@@ -29,13 +29,10 @@ class _Block:
 
     tokens: tuple[int, ...]
     parent: _Block | None
-    slots: Tensor  # [L, 2 K, n, d]
+    slots: Any  # as the cache keeps them
     hidden: Hidden
+    bytes: int
     children: dict[tuple[int, ...], _Block] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        return self.slots.nbytes + _bytes(self.hidden)
 
 
 @dataclass(eq=False)
@@ -70,15 +67,18 @@ class Prefixes:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self.limit: int | None = None
+        self._blocks: OrderedDict[_Block, None] = OrderedDict()  # least recently used first, children before parents
+        cache.reclaim = self._drop_oldest
         self.open(frozenset())
 
     def open(self, needs: frozenset[str]) -> None:
         """Start without rows and blocks. Only what has the hidden states of `needs` is copied."""
+        while self._drop_oldest():
+            pass
         self._needs = needs
         self._reused = 0
         self._rows: dict[int, _Row] = {}
         self._first: dict[tuple[int, ...], _Block] = {}
-        self._blocks: OrderedDict[_Block, None] = OrderedDict()  # least recently used first, children before parents
         self._block_bytes = 0
 
     @property
@@ -112,16 +112,16 @@ class Prefixes:
             if other != row and ready and (shared := known.shared(wanted)) > count:
                 source, count = other, shared
         path, kept = self._find(tuple(wanted.tolist()))
-        store, hidden = self._cache.store, dict[str, Tensor]()
+        cache, hidden = self._cache, dict[str, Tensor]()
         if max(count, kept) < _LEAST:
             count = 0
         elif count >= kept:
-            store[:, row, :, :count] = store[:, source, :, :count]
+            cache.copy(row, source, count)
             states = self._rows[source].hidden or {}
             hidden = {tap: states[tap][:, :count] for tap in self._needs}
         else:
             count = kept
-            store[:, row, :, :count] = torch.cat([block.slots for block in path], 2)[:, :, :count]
+            cache.fill(row, [block.slots for block in path], count)
             hidden = {tap: torch.cat([block.hidden[tap] for block in path], 1)[:, :count] for tap in self._needs}
             self._touch(path[-1])
         self._rows[row] = _Row(ids, count)
@@ -163,8 +163,9 @@ class Prefixes:
         if count < _LEAST:
             return
         block: _Block | None = None
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
+        size = self._cache.block
+        for start in range(0, count, size):
+            stop = min(start + size, count)
             block = self._keep(block, row, tuple(tokens[start:stop]), start, hidden)
         assert block is not None
         self._touch(block)
@@ -183,20 +184,20 @@ class Prefixes:
         for shorter in [key for key in children if len(key) < len(tokens) and tokens[: len(key)] == key]:
             self._drop(children[shorter])
         stop = start + len(tokens)
-        slots = self._cache.store[:, row, :, start:stop].clone()
+        slots, size = self._cache.keep_slots(row, start, stop)
         states = {tap: hidden[tap][:, start:stop].clone() for tap in self._needs}
-        block = children[tokens] = _Block(tokens, parent, slots, states)
+        block = children[tokens] = _Block(tokens, parent, slots, states, size + _bytes(states))
         self._blocks[block] = None
         self._block_bytes += block.bytes
         return block
 
     def _find(self, tokens: tuple[int, ...]) -> tuple[list[_Block], int]:
         """The blocks with the longest beginning of these tokens, and its length, which may end within the last one."""
-        path, children, count = list[_Block](), self._first, 0
-        while (block := children.get(tokens[count : count + _BLOCK])) is not None:
+        path, children, count, size = list[_Block](), self._first, 0, self._cache.block
+        while (block := children.get(tokens[count : count + size])) is not None:
             path.append(block)
             children, count = block.children, count + len(block.tokens)
-        rest = tokens[count : count + _BLOCK]
+        rest = tokens[count : count + size]
         last = max(children.values(), key=lambda block: _common(block.tokens, rest), default=None)
         if last is not None and (more := _common(last.tokens, rest)):
             path.append(last)
@@ -214,11 +215,19 @@ class Prefixes:
         del (self._first if block.parent is None else block.parent.children)[block.tokens]
         del self._blocks[block]
         self._block_bytes -= block.bytes
+        self._cache.drop(block.slots)
+
+    def _drop_oldest(self) -> bool:
+        """Drop the least recently used block; False if there is none."""
+        if self._blocks:
+            self._drop(next(iter(self._blocks)))
+            return True
+        return False
 
     def _fit(self) -> None:
         """Drop blocks, then hidden states of rows, until they fit."""
         while self._blocks and self.bytes > (self.limit or 0):
-            self._drop(next(iter(self._blocks)))
+            self._drop_oldest()
         for row in self._rows.values():
             if self._needs and self.bytes > (self.limit or 0):
                 row.hidden = None

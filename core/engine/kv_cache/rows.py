@@ -5,6 +5,7 @@ values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Outcome, Verdict
+from outrider.core.engine.kv_cache.page_tables import located
 from outrider.core.protocol import Prompts, committed
 
 _FEW = 8  # up to this many rows, bookkeeping on the host is faster than with tensors
@@ -29,6 +31,16 @@ class Rows:
     host_pending: tuple[int, ...]  # pending_count as the host knows it
     uniform: bool  # known to have equal entries and P pending tokens in all rows
     bounds: bool = False  # whether the two host fields are upper bounds instead of exact
+    table: Tensor | None = None  # [B, N] the page of the store that has a row's next PAGE slots; None: row i has it all
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What a recording reads, of which `device_rows` makes rows again."""
+        return self.entries, self.pending, self.pending_count, self.table
+
+    def located(self, row: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices of slots in the second and the fourth dimension of the store."""
+        return located(self.table, row, slot)
 
     @property
     def committed(self) -> Tensor:
@@ -36,10 +48,12 @@ class Rows:
         return self.entries + self.pending_count
 
 
-def device_rows(entries: Tensor, pending: Tensor, pending_count: Tensor) -> Rows:
-    """Rows of which only the device knows the lengths, as in a recording."""
+def device_rows(inputs: Sequence[Tensor | None]) -> Rows:
+    """Rows of which only the device knows the lengths, as in a recording, from their `inputs`."""
+    entries, pending, pending_count, table = inputs
+    assert entries is not None and pending is not None and pending_count is not None
     unknown = (0,) * len(entries)
-    return Rows(entries, pending, pending_count, unknown, unknown, False)
+    return Rows(entries, pending, pending_count, unknown, unknown, False, table=table)
 
 
 def unread_rows(prompts: Prompts, device: torch.device) -> Rows:
@@ -123,7 +137,7 @@ def advance(
     index = grown[:, None] + torch.arange(width, device=device)
     index = torch.where(index < rows.pending_count[:, None], index, index + (wait - rows.pending_count)[:, None])
     pending = all_tokens.gather(1, index.clamp(max=all_tokens.shape[1] - 1))
-    return Rows(entries, pending, left, host, host_pending, uniform, bounds), tokens, kept
+    return Rows(entries, pending, left, host, host_pending, uniform, bounds, rows.table), tokens, kept
 
 
 def host_lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -158,4 +172,5 @@ def _advance_on_host(
     tokens = torch.tensor([(emitted[row][:new] + [-1] * (depth + 1))[: depth + 1] for row, new in enumerate(counts)])
     flags = torch.tensor([[place < length for place in range(depth)] for length in kept], dtype=torch.bool)
     host = tuple(entries), tuple(left)
-    return Rows(torch.tensor(entries), padded, torch.tensor(left), *host, uniform), tokens, flags
+    after = Rows(torch.tensor(entries), padded, torch.tensor(left), *host, uniform, table=rows.table)
+    return after, tokens, flags

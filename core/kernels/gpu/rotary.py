@@ -18,13 +18,19 @@ def rotate_and_write_(
     slots: Tensor | int,
     norm: Tensor | None = None,
     eps: float = 0.0,
+    table: Tensor | None = None,
 ) -> Tensor:
     """Queries, keys and values [B Q, (H + 2 K) d] of a layer: rotates the queries in place and returns `qkv`; writes
     the rotated keys and the values to the layer's store [B, 2 K, C, d].
 
     `cos` and `sin` [positions, d] as `rope_table` makes them; positions [B|1, Q]; `slots`: those written
-    [B, Q], or the first one of all rows; `norm`: weights [H + K, d] of an RMSNorm of queries and keys."""
+    [B, Q], or the first one of all rows; `norm`: weights [H + K, d] of an RMSNorm of queries and keys. `table` [B, N]:
+    the pages of each row, if the store is of pages [P, 2 K, slots, d]."""
     rows, twice, columns, dim = store.shape
+    page, pages = columns, 0
+    if table is not None:
+        rows, pages = table.shape
+        columns = page * pages
     if not qkv.numel():
         return qkv
     count, heads = len(qkv) // rows, qkv.shape[1] // dim - twice
@@ -37,11 +43,13 @@ def rotate_and_write_(
             positions,
             positions if isinstance(slots, int) else slots,
             qkv if norm is None else norm,
+            qkv if table is None else table,
             slots if isinstance(slots, int) else 0,
             count,
             heads,
             twice // 2,
             columns,
+            pages,
             len(cos),
             eps,
             positions.stride(0) if len(positions) > 1 else 0,
@@ -51,6 +59,7 @@ def rotate_and_write_(
             *store.stride()[:3],
             FIXED=isinstance(slots, int),
             NORM=norm is not None,
+            PAGE=0 if table is None else page,
             DIM=dim,
             HALF=triton.next_power_of_2(dim // 2),
             num_warps=1,
@@ -58,11 +67,11 @@ def rotate_and_write_(
     return qkv
 
 
-@triton.jit(do_not_specialize=["first", "count", "columns", "known", "position_row", "slot_row"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["first", "count", "columns", "pages", "known", "position_row", "slot_row"])  # type: ignore[untyped-decorator]
 def _rotate_and_write(  # type: ignore[no-untyped-def]
-    qkv, store, cos, sin, positions, slots, norm, first, count, heads, kv, columns, known, eps,
+    qkv, store, cos, sin, positions, slots, norm, table, first, count, heads, kv, columns, pages, known, eps,
     position_row, position_step, slot_row, slot_step, store_row, store_head, store_slot,
-    FIXED: tl.constexpr, NORM: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    FIXED: tl.constexpr, NORM: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0), tl.program_id(1)
     row, node = token // count, token % count
@@ -91,8 +100,12 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
         slot = first + node
         if not FIXED:
             slot = tl.load(slots + row * slot_row + node * slot_step).to(tl.int32)
+        written = (slot >= 0) & (slot < columns)
+        inside = inside & written
+        if PAGE > 0:
+            row = tl.load(table + row * pages + slot // PAGE, mask=written, other=0)
+            slot = slot % PAGE
         there = store + row.to(tl.int64) * store_row + (head - heads).to(tl.int64) * store_head
         there += slot.to(tl.int64) * store_slot + place
-        inside = inside & (slot >= 0) & (slot < columns)
         tl.store(there, low.to(store.dtype.element_ty), mask=inside)
         tl.store(there + DIM // 2, high.to(store.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Attention of a draft tree's nodes to a contiguous KV store, split over the keys as in flash-decoding
+"""Attention of a draft tree's nodes to a KV store, contiguous or of pages, split over the keys as in flash-decoding
 (https://pytorch.org/blog/flash-decoding/), in one kernel.
 
 The query heads of a key/value head are rows of one product, so keys and values are not repeated. Lengths and the tree's
@@ -40,6 +40,7 @@ def tree_attention(
     columns: int,
     mask: Tensor | None = None,
     entries: Tensor | None = None,
+    table: Tensor | None = None,
     scale: float | None = None,
     splits: int | None = None,
 ) -> Tensor:
@@ -48,8 +49,10 @@ def tree_attention(
 
     `mask` [B|1, Q, T]: true where a query attends to a slot. Without `entries`, T is `columns`. With `entries` [B] the
     mask is that of the T slots after each row's entries; the entries are attended to and later slots are not. `done`:
-    counters. `splits`: of the keys; None: as many as keep the device busy."""
-    rows, twice, _, dim = store.shape
+    counters. `splits`: of the keys; None: as many as keep the device busy. `table` [B, N]: the pages of each row, if
+    the store is of pages [P, 2 K, slots, d], a multiple of 64 slots each."""
+    rows, twice, page, dim = store.shape
+    rows = rows if table is None else len(table)
     kv, count = twice // 2, len(qkv) // rows
     heads = qkv.shape[1] // dim - twice
     group = heads // kv
@@ -75,11 +78,13 @@ def tree_attention(
             out,
             given,
             qkv if entries is None else entries,
+            qkv if table is None else table,
             parts,
             done,
             count,
             kv,
             columns,
+            0 if table is None else table.shape[1],
             0 if mask is None else mask.shape[2],
             (scale or dim**-0.5) * 1.4426950408889634,
             *store.stride()[:3],
@@ -88,6 +93,7 @@ def tree_attention(
             0 if mask is None else mask.stride(2),
             MASK=mask is not None,
             ENTRIES=entries is not None,
+            PAGE=0 if table is None else page,
             SPLITS=splits,
             GROUP=group,
             DIM=dim,
@@ -102,12 +108,12 @@ def tree_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["count", "kv", "columns", "tree", "mask_row", "mask_query"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "kv", "columns", "pages", "tree", "mask_row", "mask_query"])  # type: ignore[untyped-decorator]
 def _tree_attention(  # type: ignore[no-untyped-def]
-    qkv, store, out, mask, entries, parts, done, count, kv, columns, tree, scale,
+    qkv, store, out, mask, entries, table, parts, done, count, kv, columns, pages, tree, scale,
     store_row, store_head, store_slot, mask_row, mask_query, mask_slot,
-    MASK: tl.constexpr, ENTRIES: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
+    MASK: tl.constexpr, ENTRIES: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, UNROLL: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
     split, block, pair = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -132,17 +138,22 @@ def _tree_attention(  # type: ignore[no-untyped-def]
         begin = tl.load(entries + row).to(tl.int32)
         end = tl.minimum(begin + tree, columns)
     share = tl.cdiv(tl.cdiv(end, SPLITS), WIDTH) * WIDTH
-    keys = store + row.to(tl.int64) * store_row + head.to(tl.int64) * store_head
-    values = keys + kv.to(tl.int64) * store_head
+    keys = store + head.to(tl.int64) * store_head
     top = tl.full((HEIGHT,), -1e30, tl.float32)
     total = tl.zeros((HEIGHT,), tl.float32)
     sums = tl.zeros((HEIGHT, SIZE), tl.float32)
     for first in range(split * share, tl.minimum((split + 1) * share, end), WIDTH):
         slot = first + tl.arange(0, WIDTH)
         inside = slot < end
-        at = slot.to(tl.int64) * store_slot
+        past = row
+        at = slot
+        if PAGE > 0:  # all of these slots are in one page
+            past = tl.load(table + row * pages + first // PAGE)
+            at = slot % PAGE
+        at = past.to(tl.int64) * store_row + at.to(tl.int64) * store_slot
         key = tl.load(keys + at[None, :] + place[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-        value = tl.load(values + at[:, None] + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+        at += kv.to(tl.int64) * store_head
+        value = tl.load(keys + at[:, None] + place[None, :], mask=inside[:, None] & real[None, :], other=0.0)
         if WIDEN:
             key = key.to(tl.float32)
             value = value.to(tl.float32)

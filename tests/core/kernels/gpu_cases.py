@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from outrider.core.engine.kv_cache.page_tables import gathered
 from outrider.core.kernels.gpu.norm import add_norm_
 from outrider.core.kernels.gpu.products import int4_product, int8_product, swiglu, swiglu_product
 from outrider.core.kernels.gpu.rotary import rotate_and_write_
@@ -33,6 +34,17 @@ class Draw:
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         made = torch.randn(*shape, generator=self.generator, device=self.device)
         return made.to(dtype or self.dtype)
+
+
+def in_pages(draw: Draw, store: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A layer's store in pages of this many slots in random order, some of them of nobody, and the table of pages."""
+    rows, heads, columns, dim = store.shape
+    count = -(-columns // size)
+    pages = draw.normal(rows * count + 2, heads, size, dim)
+    table = torch.randperm(len(pages), generator=draw.generator, device=draw.device)[: rows * count].view(rows, count)
+    whole = torch.nn.functional.pad(store, (0, 0, 0, count * size - columns)).unflatten(2, (count, size))
+    pages[table] = whole.transpose(1, 2)
+    return pages, table.to(torch.int32)
 
 
 def norm_case(draw: Draw, rows: int | None = None, size: int | None = None) -> Pairs:
@@ -71,7 +83,11 @@ def rotary_case(draw: Draw, heads: int | None = None, kv: int | None = None, dim
         turned = turned * (turned.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
     at = positions.clamp(max=known - 1)
     turned = turned * cos.double()[at][:, :, None] + turned.roll(dim // 2, -1) * sin.double()[at][:, :, None]
-    result = rotate_and_write_(qkv, store, cos, sin, positions, first if fixed else slots, norm, 1e-6)
+    paged = draw.random.random() < 0.5
+    pages, table = in_pages(draw, store, 4) if paged else (store, None)
+    result = rotate_and_write_(qkv, pages, cos, sin, positions, first if fixed else slots, norm, 1e-6, table)
+    if table is not None:
+        store = gathered(pages[None], table)[0, :, :, :columns]
     into = torch.zeros(store.shape, dtype=torch.float64, device=draw.device)
     places = torch.arange(first, first + count, device=draw.device).expand(rows, -1) if fixed else slots
     new = torch.cat([turned[:, :, heads:], split[:, :, heads + kv :]], 2)
@@ -106,8 +122,9 @@ def attention_case(
         inside = (after >= 0) & (after < size)
         seen = (after < 0) | (inside & mask.gather(2, after.clamp(0, size - 1)))
     splits = draw.random.choice([None, 1, 2, 4, 8])
-    out = tree_attention(qkv, store, done, columns, mask, entries, None, splits)
-    again = tree_attention(qkv, store, done, columns, mask, entries, None, splits)  # the counters are 0 again
+    pages, table = in_pages(draw, store, 64) if draw.random.random() < 0.5 else (store, None)
+    out = tree_attention(qkv, pages, done, columns, mask, entries, table, None, splits)
+    again = tree_attention(qkv, pages, done, columns, mask, entries, table, None, splits)  # the counters are 0 again
     query = qkv.double().view(rows, count, -1, dim)[:, :, :heads].transpose(1, 2)
     key, value = store[:, :, :columns].double().repeat_interleave(heads // kv, 1).split(heads, 1)
     scores = (query @ key.transpose(2, 3) / math.sqrt(dim)).masked_fill(~seen[:, None], -math.inf)

@@ -12,17 +12,27 @@ import pytest
 pytest.importorskip("triton")
 
 HOPPER = ("cuda", 90, 32)
-ATTENTION = ["*bf16"] * 3 + ["*i8", "*i64", "*fp32", "*i32", *["i32"] * 4, "fp32", *["i32"] * 6]
-ROTARY = ["*bf16"] * 4 + ["*i64", "*i64", "*bf16", *["i32"] * 6, "fp32", *["i32"] * 7]
+ATTENTION = ["*bf16"] * 3 + ["*i8", "*i64", "*i32", "*fp32", "*i32", *["i32"] * 5, "fp32", *["i32"] * 6]
+ROTARY = ["*bf16"] * 4 + ["*i64", "*i64", "*bf16", "*i32", *["i32"] * 7, "fp32", *["i32"] * 7]
 TILE = {"GROUP": 3, "DIM": 64, "SIZE": 64, "HEIGHT": 16, "WIDTH": 64, "WIDEN": False}
 PRODUCT = {"BIAS": True, "GROUP": 32, "HEIGHT": 16, "WIDTH": 16, "DEPTH": 64, "WIDEN": False}
 FEW_ROWS = [*["*bf16"] * 4, "i32", "i32", "i32"]
 # module, kernel, the types of its arguments, its constants
 PROGRAMS: list[tuple[str, str, list[str], dict[str, Any]]] = [
     ("norm", "_add_norm", ["*fp32", "*bf16", "*fp32", "*bf16", "i32", "fp32"], {"ADDS": True, "BLOCK": 1024}),
-    ("rotary", "_rotate_and_write", ROTARY, {"FIXED": False, "NORM": True, "DIM": 64, "HALF": 32}),
-    ("tree_attention", "_tree_attention", ATTENTION, dict(MASK=True, ENTRIES=False, SPLITS=1, UNROLL=1, **TILE)),
-    ("tree_attention", "_tree_attention", ATTENTION, dict(MASK=True, ENTRIES=True, SPLITS=4, UNROLL=4, **TILE)),
+    ("rotary", "_rotate_and_write", ROTARY, {"FIXED": False, "NORM": True, "PAGE": 64, "DIM": 64, "HALF": 32}),
+    (
+        "tree_attention",
+        "_tree_attention",
+        ATTENTION,
+        dict(MASK=True, ENTRIES=False, PAGE=0, SPLITS=1, UNROLL=1, **TILE),
+    ),
+    (
+        "tree_attention",
+        "_tree_attention",
+        ATTENTION,
+        dict(MASK=True, ENTRIES=True, PAGE=64, SPLITS=4, UNROLL=4, **TILE),
+    ),
     ("products", "_swiglu", ["*bf16", "*bf16", "i32"], {"BLOCK": 1024}),
     ("products", "_few_rows", ["*bf16", "*bf16", *FEW_ROWS], dict(KIND=0, **PRODUCT)),
     ("products", "_few_rows", ["*bf16", "*i8", *FEW_ROWS], dict(KIND=1, **PRODUCT)),

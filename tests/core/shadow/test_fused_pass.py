@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.batching import ContinuousBatch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.engine.captured_passes import with_graphs
@@ -18,6 +19,7 @@ from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import PassLayout
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.protocol import Plain
 from outrider.core.testing.shadow.device import ShadowDevice, shadow_device
 from tests.core.shadow.cases import CONFIG, PROMPTS
 
@@ -99,3 +101,24 @@ def test_the_tokens_are_those_of_torch() -> None:
         plain = fused(gpu, 2)
         plain.fused = None
         assert found == tokens(plain)
+
+
+def test_a_batch_in_pages_gives_the_tokens_of_rows_alone() -> None:
+    """By the kernels, with rows that come and go; captured passes read the table of pages."""
+    asked = [(PROMPTS[0] * 10, 3), (PROMPTS[1], 4), (PROMPTS[1], 2)]
+    with shadow_device() as gpu:
+        network = with_graphs(fused(gpu, 1))
+        target = Decoder(network)
+        assert target.page == 64
+        batch = ContinuousBatch(target, None, make_rule(), sampling=Sampling(temperature=0), rows=2)
+        found: dict[int, list[int]] = {batch.add(prompt, limit): [] for prompt, limit in asked}
+        for step in batch:
+            found[step.row] += step.emitted
+        batch.close()
+        assert network.graphs is not None and network.graphs.pool.replayed > 0
+    plain = random_network(network.config, 1, dtype=torch.float32)
+    for number, (prompt, limit) in enumerate(asked):
+        alone = decode(
+            Decoder(plain), Plain(), make_rule(), [prompt], sampling=Sampling(temperature=0), max_new_tokens=limit
+        )
+        assert found[number] == [token for step in alone for token in step.emitted]

@@ -31,9 +31,9 @@ def request(number: int) -> SoakRequest:
     return SoakRequest(PROMPTS[number % len(PROMPTS)], LENGTHS[number % len(LENGTHS)], seed=0)
 
 
-def together(shared: Network, drafter: Drafter) -> Iterator[Round]:
+def together(shared: Network, drafter: Drafter, paged: bool) -> Iterator[Round]:
     """Rounds of a continuous batch that always has a request waiting."""
-    batch = ContinuousBatch(Decoder(shared), lambda: drafter, make_rule(), sampling=SAMPLING, rows=3)
+    batch = ContinuousBatch(Decoder(shared, paged=paged), lambda: drafter, make_rule(), sampling=SAMPLING, rows=3)
     number = 0
     try:
         while True:
@@ -45,25 +45,28 @@ def together(shared: Network, drafter: Drafter) -> Iterator[Round]:
         batch.close()
 
 
-def one_by_one(shared: Network, drafter: Drafter) -> Iterator[Round]:
+def one_by_one(shared: Network, drafter: Drafter, paged: bool) -> Iterator[Round]:
     """Rounds of generations that follow each other: Kangaroo drafts with the target's own layers, which a row of a
     continuous batch does not give."""
     number = 0
     while True:
-        asked, target = request(number), Decoder(shared)
+        asked, target = request(number), Decoder(shared, paged=paged)
         for step in decode(target, drafter, make_rule(), [asked.prompt], sampling=SAMPLING, max_new_tokens=asked.limit):
             yield [(number, step.emitted)]
         number += 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", TRAINED)
-def test_rows_enter_and_leave(name: str, device: Device) -> None:
+@pytest.mark.parametrize(
+    ("name", "paged"),
+    [(name, paged) for place, name in enumerate(TRAINED) for paged in (False, True) if ALL or paged == place % 2],
+)
+def test_rows_enter_and_leave(name: str, paged: bool, device: Device) -> None:
     output: dict[int, list[int]] = {}
     captures: list[int] = []  # after each round
     with device() as gpu:
         drafter = drafter_on("cuda", DRAFTERS[name])
-        rounds = (one_by_one if name == "kangaroo" else together)(network("cuda"), drafter)
+        rounds = (one_by_one if name == "kangaroo" else together)(network("cuda"), drafter, paged)
         for emitted in islice(rounds, ROUNDS):
             for number, tokens in emitted:
                 output.setdefault(number, []).extend(tokens)
