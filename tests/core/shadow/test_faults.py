@@ -39,7 +39,7 @@ def a_graph_for_every_tree(patch: Patch) -> None:
     lend = GraphPool.lend
 
     def by_shape(self: GraphPool, key: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
-        return lend(self, (*key, str(inputs[6]) if "round" in key else ""), inputs, *rest, **more)
+        return lend(self, (*key, str(inputs[7]) if "round" in key else ""), inputs, *rest, **more)
 
     patch.setattr(GraphPool, "lend", by_shape)
 
@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[Patch], object]]] = {
     "5": (buffers_shared_by_threads, lambda patch: test_capture.test_threads_capture_in_turns_and_share_no_buffer()),
     "6": (
         a_store_for_every_arrangement,
-        lambda patch: test_batches.test_rows_come_and_go_in_one_buffer(None, shadow_device, patch),
+        lambda patch: test_batches.test_rows_come_and_go_in_one_buffer(False, None, shadow_device, patch),
     ),
     "7": (
         host_tensor_in_pass,

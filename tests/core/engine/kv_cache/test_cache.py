@@ -187,3 +187,13 @@ def test_what_cannot_be_done_is_said() -> None:
         model.begin([[1]], Sampling(), frozenset({"layer.9"}))
     with pytest.raises(InvalidOption, match=r"context is 2048"):
         model.begin([[1] * 2049], Sampling())
+
+
+def test_a_plan_has_room_for_the_scratch_of_another_owner() -> None:
+    model = Decoder.random(SHAPE, 1)
+    model.begin([[1, 2, 3]], Sampling())
+    cache = model.cache
+    cache.store = cache.store[:, :, :, :8].contiguous()
+    draft, _ = random_draft(random.Random(1), 1, 31, 0)
+    _, layout = cache.plan(draft, None, gap=6)
+    assert layout.columns == 2 + 6 + 1 <= cache.store.shape[3]

@@ -13,6 +13,7 @@ import torch
 from outrider.core.batching import ContinuousBatch
 from outrider.core.constraint import Automaton
 from outrider.core.distribution import Sampling
+from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.long_context import make_decoder
@@ -156,6 +157,26 @@ def test_an_answer_is_reused_in_the_next_turn() -> None:
     assert batch.reused_tokens == len(text) - 1
     wanted = SoakRequest([*text, 5, 6], 9, 0)
     assert tokens == decode_alone(wanted, Decoder(network()), None, make_rule(), sampling=GREEDY)
+
+
+def test_conditioned_rows_share_nothing() -> None:
+    """What a token's keys and values are depends on the conditioning too."""
+
+    def conditioned() -> ConditionedDecoder:
+        target = ConditionedDecoder(network())
+        target.set_conditioning(torch.randn(1, 80, 16, generator=torch.Generator().manual_seed(1)))
+        return target
+
+    batch = ContinuousBatch(conditioned(), None, make_rule(), sampling=Sampling(temperature=0), rows=1)
+    numbers = [batch.add(PROMPTS[0], 5) for _ in range(2)]
+    found: dict[int, list[int]] = {number: [] for number in numbers}
+    for step in batch:
+        found[step.row] += step.emitted
+    assert batch.reused_tokens == 0
+    wish = SoakRequest(PROMPTS[0], 5, 0)
+    alone = decode_alone(wish, conditioned(), None, make_rule(), sampling=Sampling(temperature=0))
+    assert [found[number] for number in numbers] == [alone] * 2
+    batch.close()
 
 
 def test_a_whole_prompt_that_is_known_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
