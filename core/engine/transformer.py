@@ -244,7 +244,7 @@ class Decoder:
         of the uniform numbers [N], and their distributions. All tokens but the last count as scored afterwards. None if
         this is not possible here; the caller then needs one pass per token."""
         rows, chain, sampling = self.cache.rows, self._chain(), self._pipeline.sampling
-        if chain is None or len(rows.host) > 1:
+        if chain is None or len(rows.host) > 1 or rows.table is not None:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.core.batching import ContinuousBatch
 from outrider.core.distribution import Sampling
@@ -19,7 +21,8 @@ from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
-from outrider.core.methods import DRAFTERS, make_rule
+from outrider.core.kernels import native
+from outrider.core.methods import DRAFTERS, make_drafter, make_rule
 from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import random_draft_head, trial_drafter
 from outrider.core.testing.soak import SoakRequest, decode_alone, random_requests
@@ -140,3 +143,25 @@ def test_a_common_beginning_is_in_the_store_once() -> None:
     used = target.cache.store.shape[1] - 1 - len(target.cache._unused)  # type: ignore[attr-defined]
     assert used == 6, "two whole pages, and the third of each request"
     batch.close()
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+def test_compiled_passes_read_and_write_pages() -> None:
+    config = replace(CONFIG, hidden_size=64, heads=2, kv_heads=1, head_dim=32, intermediate_size=96)
+    target, drafting = (Decoder.random(config, seed, dtype=torch.bfloat16).network for seed in (1, 2))
+    asked = [SoakRequest([place % 57 + 4 for place in range(size)], 12, size) for size in (70, 5)]
+    found = []
+    for paged in (False, True):
+        batch = ContinuousBatch(
+            Decoder(target, paged=paged),
+            lambda: make_drafter("draft-model", model=Decoder(drafting, paged=paged), length=3),  # noqa: B023
+            make_rule(),
+            sampling=SAMPLINGS["sampled"],
+            rows=1,
+        )
+        tokens: dict[int, list[int]] = {batch.add(each.prompt, each.limit, seed=each.seed): [] for each in asked}
+        for step in batch:
+            tokens[step.row] += step.emitted
+        found.append([tokens[number] for number in sorted(tokens)])
+        batch.close()
+    assert found[0] == found[1]
