@@ -99,7 +99,7 @@ def look(page: Any, address: str, quick: bool) -> None:
         (
             "text",
             f"prompt={_PROMPT}&drafter=auto&max_new_tokens=32",
-            "#text-out .or-tokens:not([tabindex]):only-child .or-t",
+            "#text-out [aria-label='the answer so far']",
         ),
         ("image", "prompt=red heart&drafter=jacobi", "#image-out .or-lane:first-child:last-child image"),
     )
