@@ -94,7 +94,6 @@ class ContinuousBatch:
             )
         self.target, self.rows, self.memory, self.prefix_memory = target, rows, memory, prefix_memory
         self._paged = target if isinstance(target, PagedTarget) and target.page is not None else None
-        self._page = None if self._paged is None else self._paged.page
         self._prefixes = target.prefixes if isinstance(target, PrefixSharing) else None
         self.max_waiting, self.patience = waiting, patience
         sampling = sampling or Sampling()
@@ -226,7 +225,7 @@ class ContinuousBatch:
     def _bytes(self, widths: Sequence[int], least: int = 0) -> int:
         """Bytes of rows that may need these slots (0: an empty row). If rows don't hold whole pages of what they have
         used but all slots, they have as many as the widest, at least `least`."""
-        page = self._page
+        page = None if self._paged is None else self._paged.page
         slots = [-(-max(width, 1) // (page or 64)) * (page or 64) for width in widths]
         total = sum(slots) if page is not None else len(slots) * max([least, *slots])
         return total * self.target.slot_bytes

@@ -179,9 +179,17 @@ def endpoint(backend: Backend, abandoned: Callable[[str], bool]) -> Callable[...
 
 
 def _ahead(text: Backend) -> None:
-    """Load the language model while the visitor reads, so that the first run need not; not if it had to be fetched."""
+    """Load the language model and decode a step while the visitor reads, so that the first run need not prepare
+    anything; not if the model had to be fetched."""
+
+    def prepare() -> None:
+        text.load()
+        live = text.begin(checked(text, {"prompt": text.examples[0]}))
+        next(live)
+        live.close()
+
     if not text.loaded and ASSETS[LANGUAGE_MODEL].here:
-        soon_on_model_thread(text.load)
+        soon_on_model_thread(prepare)
 
 
 def serve(

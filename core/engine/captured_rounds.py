@@ -71,7 +71,7 @@ class Judge:
         cache.reserve(total + cache.rows.pending.shape[1])
         graphs.network.ensure_positions(position_bound(cache, draft), cache.long)
         drafted = RecordedDraft.of(draft, plain, sampling, rng, pipeline.vocabulary)
-        store, lengths = cache.store, graphs.network.reads_lengths(cache.store)
+        store, lengths = cache.store, graphs.network.reads_lengths(cache.store.dtype)
         columns = cache.columns(max(cache.rows.host) + total, lengths)
         with graphs.pool.lock:
             angles = graphs.network.angles
@@ -107,7 +107,8 @@ class Judge:
     ) -> tuple[Tensor, dict[str, Tensor], Tensor, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
         """The recorded work -> logits, states at the taps, lengths, the verdict's parts, and what the host reads."""
         rows, (draft, rng) = device_rows(inputs[:4]), drafted.made(inputs[4:])
-        ids, layout = self.cache.device_plan(rows, draft, columns, lengths=self.graphs.network.reads_lengths(store))
+        lengths = self.graphs.network.reads_lengths(store.dtype)
+        ids, layout = self.cache.device_plan(rows, draft, columns, lengths=lengths)
         states, _, hidden = self.graphs.compute(store, columns, taps, False, pass_inputs(ids, layout))
         logits = self.graphs.network.logits(at_nodes(states, rows, draft, 0, None))
         hidden = {tap: at_nodes(tapped, rows, draft, 0, None) for tap, tapped in hidden.items()}

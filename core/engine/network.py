@@ -182,7 +182,7 @@ class Network:
             for states in (taps or {}).values():
                 states.append(x.view(rows, 0, self.config.hidden_size).to(self.dtype))
             return x
-        if layout.table is not None and not self.reads_lengths(store):
+        if layout.table is not None and not self.reads_lengths(store.dtype):
             with contiguous(store, layout, count) as copied:
                 return Network.run(self, x, *copied, taps, span)
         if taps and "embedding" in taps:
@@ -190,7 +190,7 @@ class Network:
         x, span = x.clone(), span or (0, len(self.layers))
         if self._native is not None:
             return self._run_native(self._native, x, store, layout, taps, span)
-        if self.fused is not None and self.reads_lengths(store):
+        if self.fused is not None and self.reads_lengths(store.dtype):
             return self.fused.run(x, store, layout, self._angles, taps, span)
         inputs = self._attention_inputs(store, layout, count)
         local: dict[int | None, _AttentionInputs] = {None: inputs}
@@ -212,9 +212,9 @@ class Network:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
 
-    def reads_lengths(self, store: Tensor) -> bool:
-        """Whether passes over this store read its rows' lengths on the device, so that all of it may be given."""
-        return self.fused is not None and self.before_layer is None and store.dtype == self.dtype
+    def reads_lengths(self, dtype: torch.dtype) -> bool:
+        """Whether passes over a store of this type read the rows' lengths on the device: all of it may be given."""
+        return self.fused is not None and self.before_layer is None and dtype == self.dtype
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """RMSNorm of a sublayer's output [N, D], if the layer has one; `weight` is scaled by sqrt(D)."""

@@ -166,7 +166,7 @@ class View:
             elif model.scored >= 0 and model.scratch_owner is not self:  # the model may still keep what it has scored
                 self._gap = rows.pending.shape[1] + model.scored
         cache = self._cache
-        ids, layout = cache.plan(draft, since, self._gap, lengths=self.network.reads_lengths(cache.store))
+        ids, layout = cache.plan(draft, since, self._gap, lengths=self.network.reads_lengths(cache.store.dtype))
         if self._window is not None:
             shift = self._left_out[:, None]
             keys = None if layout.keys is None else layout.keys + shift

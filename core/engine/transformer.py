@@ -74,8 +74,7 @@ class Decoder:
         self.weight_bytes = network.weight_bytes
         cfg = network.config
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
-        kernels = network.fused is not None and network.before_layer is None and dtype == network.dtype
-        made = PagedCache if (kernels if paged is None else paged) else Cache
+        made = PagedCache if (network.reads_lengths(dtype) if paged is None else paged) else Cache
         self.cache = made((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self.cache.with_keys, self.cache.context = any(cfg.variant.windows), cfg.context
         self.prefixes = Prefixes(self.cache)
@@ -214,7 +213,7 @@ class Decoder:
         if since is not None and (since > cache.scored or cache.scratch_owner is not self):
             since = None  # the scratch was overwritten: read the whole draft again
         carry = draft.carry if since is None else None
-        ids, layout = cache.plan(draft, since, lengths=network.reads_lengths(cache.store))
+        ids, layout = cache.plan(draft, since, lengths=network.reads_lengths(cache.store.dtype))
         network.ensure_positions(position_bound(cache, draft), cache.long)
         resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
@@ -353,7 +352,7 @@ class Decoder:
         with graphs.pool.lock:
             angles = network.angles
             key = (*key, sampling, *sorted(self._taps), angles[0].data_ptr())
-            lengths = network.reads_lengths(self.cache.store)
+            lengths = network.reads_lengths(self.cache.store.dtype)
             return grown(
                 graphs.pool, self.cache, key, scratch, given, grow, owner=self, references=angles, lengths=lengths
             )
