@@ -120,6 +120,7 @@ def test_figures_on_the_page_are_those_of_the_downloaded_trace(visit: Open) -> N
     assert "In this run" in seen.text("#text-advice")
     seen.page.click("#text-faster button")
     before = seen.until("#text-theory", "The theory gives")
+    seen.page.wait_for_timeout(500)  # Gradio sets the values of what has just opened once more
     acceptance = seen.page.locator("#text-a input[type=range]")
     acceptance.press("Home" if float(acceptance.input_value()) > 0.5 else "End")
     seen.page.wait_for_function("text => document.querySelector('#text-theory').innerText !== text", arg=before)
