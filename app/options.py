@@ -321,10 +321,10 @@ def image_model(
     """The published image model of this name; without a name, the one that ships."""
     from outrider.image import load
 
-    options = published(model, draft_model, model_option, weights)
+    options = published(model, draft_model, model_option, None)
     if options is None:
         return load("emoji", device=device, dtype=dtype, folder=weights)
-    loaded: PublishedModel = load(str(model), device=device, dtype=dtype, **options)
+    loaded: PublishedModel = load(str(model), device=device, dtype=dtype, folder=weights, **options)
     return loaded
 
 

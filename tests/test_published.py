@@ -147,7 +147,9 @@ def drafting(name: str) -> list[str]:
     """Return the drafters that apply to a class."""
     if name in SEEING:
         return [*drafters(published=True), *OF_WORDS]
-    return of_pictures(trained=False) if CLASSES[name].func in (of_picture, of_llamagen) else drafters(published=True)
+    if CLASSES[name].func in (of_picture, of_llamagen):
+        return [drafter for drafter in of_pictures() if DRAFTERS[drafter].draft_head is None]
+    return drafters(published=True)
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:

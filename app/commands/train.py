@@ -10,14 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import DEVICE, TextModelName, device_named
+from outrider.app.options import DEVICE, ModelOptions, device_named, pairs
 
 
 def train(
     recipes: Annotated[
         list[str] | None, typer.Argument(metavar="RECIPE...", help="One or more recipes, from `outrider train --list`.")
     ] = None,
-    model: TextModelName = "smollm2-135m",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Target: for text a catalogue name, a hub id, a folder or a GGUF file (default: smollm2-135m); for "
+            "images a published model's hub id or folder, with --prompts."
+        ),
+    ] = None,
+    model_option: ModelOptions = None,
     device: Annotated[
         str,
         typer.Option(
@@ -38,7 +45,8 @@ def train(
         typer.Option(metavar="FILE", help="Training data: answers; for images, prepared images. Repeatable."),
     ] = None,
     prompts: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Prompts that the target answers first. Repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Prompts that the target answers first. Repeatable for text."),
     ] = None,
     corpus: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Plain text to train on besides answers. Repeatable.")
@@ -109,6 +117,12 @@ def train(
         from outrider.core.training.request import TrainingRequest as Request
 
         trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
+        if of_speech and model is not None:
+            raise typer.BadParameter(
+                "is for text and images; speech heads are trained for our voice", param_hint="--model"
+            )
+        if len(prompts or ()) > 1 or (prompts and model is None):
+            raise typer.BadParameter("takes one file for images of a published --model", param_hint="--prompts")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
         if len(init_from or ()) > 1:
@@ -122,6 +136,9 @@ def train(
                 minutes=minutes,
                 out=output_dir,
                 data=data[0] if data else None,
+                model=model,
+                class_options=pairs(model_option, "--model-option"),
+                prompts=prompts[0] if prompts else None,
                 batch=batch_size,
                 rate=learning_rate,
                 seed=seed,
@@ -137,10 +154,12 @@ def train(
     from outrider.text.training.run import TrainingRequest
     from outrider.text.training.run import train as run
 
+    if model_option:
+        raise typer.BadParameter("is for published image models", param_hint="--model-option")
     check_accelerate()
     request = TrainingRequest(
         recipes=tuple(recipes),
-        model=model,
+        **({} if model is None else {"model": model}),
         device=device,
         minutes=minutes,
         out=output_dir,

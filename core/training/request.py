@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class TrainingRequest:
     steps: int | None = None
     out: Path | None = None
     data: Path | None = None  # a prepared file or folder; None: those in the cache
+    model: str | None = None  # a published model that heads are trained for; None: ours
+    class_options: Mapping[str, Any] = field(default_factory=dict)  # of the published model's class, to load it with
+    prompts: Path | None = None  # a line each, from which the published model makes what heads are trained on
     batch: int | None = None
     rate: float | None = None
     seed: int = 0

@@ -28,11 +28,12 @@ def load(
     dtype: str | torch.dtype = "bfloat16",
     draft_model: str | Path | None = None,
     revision: str | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> hub_model.PublishedModel: ...
 def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel | hub_model.PublishedModel:
     """A text-to-picture model: "emoji" (`folder` holds weights of one's own training, in place of those that ship), or
-    a published one by its hub id or folder, as outrider.image.hub.model takes it.
+    a published one by its hub id or folder, as outrider.image.hub.model takes it (`folder`: draft heads for it).
 
     >>> load("emoji").generate("red heart", style="noto", seed=1).image.size
     (64, 64)

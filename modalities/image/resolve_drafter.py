@@ -20,34 +20,40 @@ from outrider.image.options import Options
 _INPUTS = (Input.DRAFT_MODEL, Input.DRAFT_HEAD)
 
 
-def drafters(trained: bool = True) -> list[str]:
-    """The drafters that work on images; `trained`: with those whose draft head has a recipe. Guidance mixes two
-    streams, of which there is no cheaper view to draft with."""
+def drafters() -> list[str]:
+    """The drafters that work on images, those of draft heads where a recipe trains one. Guidance mixes two streams, of
+    which there is no cheaper view to draft with."""
     kinds = {recipe.kind for recipe in recipes.RECIPES.values() if recipe.kind is not None}
     return [
         name
         for name, method in DRAFTERS.items()
         if supported(method, "image", _INPUTS)
         and not method.self_drafting
-        and (method.draft_head is None or (trained and method.draft_head in kinds))
+        and (method.draft_head is None or method.draft_head in kinds)
     ]
 
 
-def listed_drafters(trained: bool = True, *, draft: bool = True, folder: Path | None = None) -> Listing:
-    """The same with what each needs and lacks. `draft`: is there a smaller model? `folder`: of weights of one's own."""
+def listed_drafters(*, draft: bool = True, folder: Path | None = None, published: str | None = None) -> Listing:
+    """The same with what each needs and lacks. `draft`: is there a smaller model? `folder`: of weights of one's own.
+    `published`: the name of a published model."""
 
     def missing_inputs(method: Method) -> tuple[str, ...]:
         missing = []
         for option in method.needs:
             kind = method.inputs[option]
             recipe = recipes.DRAFT if kind is Input.DRAFT_MODEL else recipes.recipe_for(method)
-            if not trained and not draft:
-                missing.append(f"{option}=..., {kind}: load(..., draft_model=...)")
-            elif trained and not (draft and recipes.SHELF.has(recipe, folder)):
-                missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
+            if published is not None and kind is Input.DRAFT_MODEL:
+                remedy = None if draft else "load(..., draft_model=...)"
+            elif published is not None:
+                there = recipes.has_head(method.name, published, folder)
+                remedy = None if there else f"`outrider train {recipe} --model ... --prompts FILE`"
+            else:
+                there = draft and recipes.SHELF.has(recipe, folder)
+                remedy = None if there else f"`outrider train {recipe}`"
+            missing += [] if remedy is None else [f"{option}=..., {kind}: {remedy}"]
         return tuple(missing)
 
-    return Listing((DRAFTERS[name] for name in drafters(trained)), missing_inputs)
+    return Listing((DRAFTERS[name] for name in drafters()), missing_inputs)
 
 
 def listed_rules() -> Listing:
@@ -64,16 +70,15 @@ def resolve_drafter(
     *,
     columns: int,
     draft_model: Callable[[], Target],
-    draft_head: Callable[[str], Any] | None = None,
+    draft_head: Callable[[str], Any],
 ) -> Resolved[Drafter | None]:
     """The drafter of these options. `draft_model` gives a smaller model, `draft_head` the trained head of a drafter."""
     inputs: dict[Input, Provider] = {
         Input.COLUMNS: unless_given(lambda request: columns),
         Input.DRAFT_MODEL: unless_given(lambda request: draft_model()),
+        Input.DRAFT_HEAD: unless_given(lambda request: draft_head(request.method.name)),
     }
-    if draft_head is not None:
-        inputs[Input.DRAFT_HEAD] = unless_given(lambda request: draft_head(request.method.name))
-    catalogue = Catalogue(drafters=drafters(draft_head is not None), inputs=inputs, modality="image")
+    catalogue = Catalogue(drafters=drafters(), inputs=inputs, modality="image")
     return catalogue.drafter(options.drafter, options.drafter_options)
 
 

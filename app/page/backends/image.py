@@ -76,7 +76,7 @@ class ImageBackend:
 
     def drafters(self) -> list[str]:
         if self._spec is not None:
-            return listed_drafters(trained=False, draft=self._spec.draft_model is not None).ready
+            return listed_drafters(draft=self._spec.draft_model is not None, published=self._spec.model).ready
         return listed_drafters(draft=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +78,13 @@ def shared_weights(model: Any) -> Network:
     head = Dense(rows.detach()[:vocabulary], None if bias is None else bias.detach()[:vocabulary])
     norm = torch.ones(width, dtype=model.dtype, device=model.device)  # unknown; heads bring their own
     return Network(config, words.detach(), (), norm, head)
+
+
+def of_ids(network: Network, ids: Tensor) -> Network:
+    """A network without layers that reads and predicts some of another's ids only, in this order."""
+    bias = network.head.bias
+    head = Dense(network.head.weight[ids], None if bias is None else bias[ids])
+    return Network(replace(network.config, vocabulary=len(ids)), network.embedding[ids], (), network.norm, head)
 
 
 class SharesWeights:

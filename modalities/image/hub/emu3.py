@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
+from outrider.core.engine.adapters.model_parts import of_ids, shared_weights
+from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
 from outrider.core.vocab_mask import RepeatingRanges
 from outrider.image.grid import Grid
@@ -90,6 +92,10 @@ class Emu3:
         inner = TransformersTarget(self.model, trees=self._trees, interface=self._interface)
         free = [unconditional or self.unconditional(prompts[0])] * len(prompts)
         return Guided(inner, prompts, free, guidance, skip_first=True, allowed=self._slots)
+
+    @cached_property
+    def network(self) -> Network:
+        return of_ids(shared_weights(self.model), self._model_ids)
 
     def sequence(self, tokens: Sequence[int]) -> list[int]:
         """An image's tokens as ids of the model, with the markers that end the image."""

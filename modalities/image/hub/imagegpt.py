@@ -17,6 +17,8 @@ from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
+from outrider.core.engine.adapters.model_parts import of_ids, shared_weights
+from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
@@ -66,6 +68,10 @@ class ImageGPT:
         # the class reduces a 4D attention mask to 2D, so trees are scored branch by branch
         inner = TransformersTarget(self.model, trees="branches", interface=self._interface)
         return Guided(inner, prompts, prompts, 1.0, skip_first=True)
+
+    @cached_property
+    def network(self) -> Network:
+        return of_ids(shared_weights(self.model), torch.arange(self.vocabulary, device=self.model.device))
 
     def to_images(self, grids: Tensor) -> list[Image]:
         return images(self.colours[grids.cpu()].permute(0, 3, 1, 2))

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
-from outrider.core.errors import InvalidOption
+from outrider.core.engine.network import Network
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.image.grid import Grid
 from outrider.image.tokenizer import images, most_frequent
 
@@ -79,6 +80,13 @@ class Janus:
         inner = TransformersTarget(self.model, trees=self._trees, interface=self._interface)
         free = [unconditional or self.unconditional(prompt) for prompt in prompts]
         return Guided(inner, prompts, free, guidance, skip_first=True)
+
+    @property
+    def network(self) -> Network:
+        raise Incompatible(
+            "Janus predicts codes from its last state by two layers, and draft heads share output rows of one; use a "
+            "drafter that needs no head, such as 'jacobi'"
+        )
 
     def to_images(self, grids: Tensor) -> list[Image]:
         pixels = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]

@@ -60,7 +60,7 @@ class LlamaGen:
     def __init__(
         self, config: Mapping[str, Any], network: Network, conditioning: Mapping[str, Tensor], codec: Vqgan, text: str
     ) -> None:
-        self.codec, self._text, self._conditioning, self._network = codec, text, conditioning, network
+        self.codec, self._text, self._conditioning, self.network = codec, text, conditioning, network
         self.raster, self.vocabulary = Grid(config["side"], config["side"]), network.config.vocabulary
         self.classes: list[str] = config.get("classes") or []
         self.captioned = "nothing" in conditioning
@@ -95,8 +95,8 @@ class LlamaGen:
     def _text_encoder(self) -> tuple[Any, Any]:
         """The T5 model and its tokenizer."""
         folder = folder_of(self._text)
-        dtype = str(self._network.dtype).removeprefix("torch.")
-        model = store.transformers_model(folder, dtype, self._network.device, "T5EncoderModel")
+        dtype = str(self.network.dtype).removeprefix("torch.")
+        model = store.transformers_model(folder, dtype, self.network.device, "T5EncoderModel")
         return model, store.transformers_processor(folder)
 
     @property
@@ -129,7 +129,7 @@ class LlamaGen:
             )
         length, first = lengths.pop(), self.vocabulary
         with torch.no_grad():
-            ids = torch.tensor(prompts, device=self._network.device) - self.vocabulary
+            ids = torch.tensor(prompts, device=self.network.device) - self.vocabulary
             captions = self._project(self._text_encoder[0](input_ids=ids).last_hidden_state).flatten(0, 1)
             nothing = self._project(self._conditioning["nothing"][-length:])
         network = copy.copy(self._after(length))
@@ -149,7 +149,7 @@ class LlamaGen:
     def _after(self, prompt_length: int) -> Network:
         """The network for images that begin after `prompt_length` tokens."""
         if prompt_length not in self._networks:
-            base = self._network
+            base = self.network
             scaling = ("grid", {"columns": float(self.raster.columns), "first": float(prompt_length)})
             config = replace(base.config, rope_scaling=scaling, context=prompt_length + len(self.raster))
             self._networks[prompt_length] = Network(config, base.embedding, base.layers, base.norm, base.head)

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from outrider.core.assets.hub_models import DTYPES, Family, HubClass
 from outrider.core.device import AUTO, usable_device, usual_dtype
+from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.validation import as_list, dtype_name, shows_options
+from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options
 from outrider.image.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
@@ -42,6 +44,11 @@ class Published(Protocol):
     guidance: float  # default strength; 1: the model has no guidance
 
     @property
+    def network(self) -> Network:
+        """What draft heads share: the embedding and the output rows of image tokens, and the last layer where it is
+        ours."""
+
+    @property
     def white(self) -> int: ...  # the code of a white patch
     def read(self, prompt: str) -> list[int]: ...
     def unconditional(self, prompt: Sequence[int]) -> list[int]:
@@ -60,7 +67,7 @@ class Published(Protocol):
 
 class PublishedModel:
     """A published model with its drafters and rules. `small` loads a smaller model of its family when a drafter first
-    needs one."""
+    needs one; `folder` holds draft heads trained for it, in place of those in the cache."""
 
     def __init__(
         self,
@@ -69,11 +76,13 @@ class PublishedModel:
         name: str,
         dtype: str = "float32",
         small: Callable[[], Published] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.published, self.name, self.dtype = published, name, dtype
         self.raster = published.raster
-        self._small = small
+        self._small, self._folder = small, folder
         self._drafts: Published | None = None
+        self._heads: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.image model {self.name}, {self.dtype}, {self.raster.rows}x{self.raster.columns} codes>"
@@ -83,7 +92,7 @@ class PublishedModel:
     @property
     def drafters(self) -> Listing:
         """Names to give as `drafter`, with what each does, needs and lacks here."""
-        return listed_drafters(trained=False, draft=self._small is not None)
+        return listed_drafters(draft=self._small is not None, folder=self._folder, published=self.name)
 
     @property
     def rules(self) -> Listing:
@@ -178,7 +187,15 @@ class PublishedModel:
             options,
             columns=self.raster.width,
             draft_model=lambda: self.draft_model(prompt_ids, options.guidance_scale, unconditional),
+            draft_head=self._head,
         )
+
+    def _head(self, drafter: str) -> Any:
+        """The head of a trained drafter, laid out for this machine."""
+        if drafter not in self._heads:
+            head = recipes.published_head(drafter, self.published, self.name, self._folder)
+            self._heads[drafter] = head.drafts(self.published)
+        return self._heads[drafter]
 
     def rule(self, options: Options) -> Resolved[Rule]:
         """The rule of these options."""
@@ -229,12 +246,14 @@ def load(
     device: str | torch.device = AUTO,
     dtype: str | torch.dtype = AUTO,
     revision: str | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> PublishedModel:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model that shares its
-    tokenizer; further options are those of the class, such as Emu3's ratio."""
+    tokenizer, `folder` holds draft heads trained for it (by default those in the cache); further options are those of
+    the class, such as Emu3's ratio."""
     device = usable_device(device)
     dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, DTYPES)
     open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
     small = None if draft_model is None else lambda: open_(draft_model)
-    return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)
+    return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small, folder=folder)

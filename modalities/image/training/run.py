@@ -48,6 +48,10 @@ GUIDANCE = 3.0  # at which drafters are trained
 def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train the request's recipes in order and return their weight files."""
     wanted = [recipes.recipe(name) for name in request.recipes]
+    if request.model is not None:
+        from outrider.image.training.published import train_head
+
+        return [train_head(recipe, request, say) for recipe in wanted]
     pictures = load_or_render(request.data, say)
     say(pictures.describe())
     return [_train(recipe, pictures, request, say) for recipe in wanted]
@@ -216,6 +220,7 @@ def _train_classifier(context: _Context, facts: dict[str, Any]) -> Path:
 
 def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, Any]) -> Path:
     """Train heads or a feature drafter on the guided token model's states and distributions."""
+    from outrider.core.engine.adapters.guidance import Guided
     from outrider.core.training.head_training import HeadTraining
     from outrider.image.training.teacher import GuidedTeacher, Lessons
 
@@ -223,7 +228,8 @@ def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, An
     assert recipe.kind is not None
     codec, tokens = recipes.tokenizer().to(device), recipes.tokens()
     network = tokens.network(torch.bfloat16, device)
-    teacher = GuidedTeacher(network, tokens.prompt_encoder, GUIDANCE)
+    empty = tokens.prompt_encoder.unconditional
+    teacher = GuidedTeacher(network, lambda prompts: Guided(decoder(network), prompts, empty, GUIDANCE))
     task = context.tokens_task(codec, tokens.prompt_encoder)
     lessons = Lessons(teacher, task, VALIDATION_SIZE[device.type != "cpu"])
     draft_head = recipe.kind(decoder(network), **context.options).to(device)

@@ -1,4 +1,4 @@
-"""The guided token model as the teacher of draft heads, and images as its lessons.
+"""A guided model of codes as the teacher of draft heads, and images as its lessons.
 
 A draft head reads the combined hidden states of the conditional and the unconditional stream and learns the guided
 distribution, as in drafting. Rows hold an image's codes only; the teacher looks up the prompt of each row.
@@ -7,39 +7,48 @@ distribution, as in drafting. Rows hold an image's codes only; the teacher looks
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.distribution import Sampling
-from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
+from outrider.core.protocol import Target
 from outrider.core.training.dataset import Lesson
-from outrider.image.layout_planner import decoder
-from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.training.objectives import TokensTask
 
 _EPOCH = 1024  # images per epoch; each epoch shifts them again
 
 
 class GuidedTeacher:
-    """A token model under guidance, evaluated on rows of a root and codes."""
+    """A model under guidance, evaluated on rows of a root and codes. `target` makes a target for prompts; `network`
+    has its output rows."""
 
-    def __init__(self, network: Network, prompt_encoder: PromptEncoder, guidance: float) -> None:
-        self.network, self.prompt_encoder, self.guidance = network, prompt_encoder, guidance
+    def __init__(self, network: Network, target: Callable[[Sequence[Sequence[int]]], Target]) -> None:
+        self.network, self.target = network, target
         self.device, self.vocabulary = network.device, network.config.vocabulary
         self.prompts: dict[tuple[int, ...], list[int]] = {}  # row -> its prompt
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
-        """Hidden states [B, T, D] after each token, by tap."""
+        """Hidden states [B, T, D] after each token but the last, by tap."""
         prompts = [self.prompts[tuple(row)] for row in rows]
-        target = Guided(decoder(self.network), prompts, self.prompt_encoder.unconditional, self.guidance)
-        try:  # a prefill omits the last token's state, so one token is appended
-            return target.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
-        finally:
-            target.end()
+        lengths = [len(prompt) for prompt in prompts]
+        order = sorted(range(len(rows)), key=lengths.__getitem__)
+        parts = list[Mapping[str, Tensor]]()
+        for _, group in groupby(order, lengths.__getitem__):  # some models take prompts of one length only
+            some = list(group)
+            target = self.target([prompts[index] for index in some])
+            try:
+                parts.append(target.begin([list(rows[index]) for index in some], Sampling(), needs | {"last"}).hidden)
+            finally:
+                target.end()
+        back = torch.tensor(order).argsort().to(self.device)
+        states = {tap: torch.cat([part[tap] for part in parts])[back] for tap in parts[0]}
+        # a prefill omits the last token's state, after which nothing is guessed
+        return {tap: torch.nn.functional.pad(each, (0, 0, 0, 1)) for tap, each in states.items()}
 
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
         """[N, D] -> logits [N, V], or [N, R] of the ids in `vocabulary`."""
