@@ -102,7 +102,12 @@ class HeadRunner:
         """Read the prompts, without their first tokens, which have no state before them (unless it is the only one)."""
         self._pipeline = reduced(sampling, prompts, self.vocabulary, self.device, self.draft_head.words.vocabulary)
         read = [list(prompt[1:]) or list(prompt) for prompt in prompts]
-        features = self._features()
+        width = len(self.draft_head.taps) * self.draft_head.words.hidden_size
+        features = (
+            self._features()
+            if self._hidden
+            else torch.zeros(len(prompts), 0, width, dtype=self.dtype, device=self.device)
+        )
         features = torch.nn.functional.pad(features, (0, 0, 0, max(1 - features.shape[1], 0)))
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         features = features * (lengths > 1)[:, None, None]

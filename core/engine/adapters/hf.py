@@ -211,10 +211,7 @@ class TransformersTarget(SharesWeights):
                 tapped[tap].append(states)
         self._rows = prefilled_rows(prompts, self.device, True)
         self._scored = -1
-        if needs and longest < 2:  # nothing is read before the first token
-            none = torch.zeros(len(prompts), 0, self.config.hidden_size, dtype=self.dtype, device=self.device)
-            return Prefill(dict.fromkeys(needs, none))
-        return Prefill({tap: torch.cat(chunks, 1) for tap, chunks in tapped.items()})
+        return Prefill({tap: torch.cat(chunks, 1) for tap, chunks in tapped.items() if chunks})
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:

@@ -226,7 +226,7 @@ def test_a_janus_picture_equals_the_class_s_decoder() -> None:
         ("janus", "cat", {"style": "noto"}, "janus has no styles"),
         ("imagegpt", "cat", {"guidance_scale": 3.0}, "imagegpt has no guidance"),
         ("imagegpt", "cat", {"negative_prompt": "dog"}, "imagegpt has no guidance"),
-        ("janus", "cat", {"drafter": "medusa"}, "unknown drafter 'medusa'"),
+        ("janus", "cat", {"drafter": "medusa"}, "no weights of medusa for janus; train them with"),
         ("janus", [], {}, "no prompts"),
     ],
 )
