@@ -159,7 +159,7 @@ def train(
     check_accelerate()
     request = TrainingRequest(
         recipes=tuple(recipes),
-        **({} if model is None else {"model": model}),
+        model=model or TrainingRequest.model,
         device=device,
         minutes=minutes,
         out=output_dir,
