@@ -42,6 +42,7 @@ from outrider.speech.hub.model import PublishedSpeech
 from outrider.speech.hub.model import published as sound
 from outrider.speech.resolve_drafter import drafters
 from outrider.text.multimodal import MultimodalModel
+from tests.rows_of_one_prompt import Rows
 from tests.turns import takes_turn
 
 pytestmark = pytest.mark.slow
@@ -197,22 +198,6 @@ TRIALS = {  # replace settings of the method table that have thousands of branch
     "pearl": {"length": 1},
     "sequoia": {"acceptance": (0.5, 0.3), "nodes": 3, "depth": 2},
 }
-
-
-class Rows:
-    """A target with any number of rows of one prompt, rebuilt for each generation."""
-
-    def __init__(self, of: Callable[[int], Target]) -> None:
-        self._of, self.inner = of, of(1)
-        self.vocabulary, self.device, self.rollback = self.inner.vocabulary, self.inner.device, True
-        self.weight_bytes = self.inner.weight_bytes
-
-    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
-        self.inner = self._of(len(prompts))
-        return self.inner.begin(prompts, sampling, needs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 Parts = tuple[Callable[[int], Target], Callable[[int], Target], Sequence[int], Sequence[int]]  # big, small, root, end

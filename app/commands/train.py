@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import DEVICE, ModelOptions, device_named, pairs
+from outrider.app.options import DEVICE, ModelOptions, device_named, lines, pairs
 
 
 def train(
@@ -138,7 +138,7 @@ def train(
                 data=data[0] if data else None,
                 model=model,
                 class_options=pairs(model_option, "--model-option"),
-                prompts=prompts[0] if prompts else None,
+                prompts=lines(prompts[0]) if prompts else (),
                 batch=batch_size,
                 rate=learning_rate,
                 seed=seed,

@@ -32,7 +32,7 @@ class TrainingRequest:
     data: Path | None = None  # a prepared file or folder; None: those in the cache
     model: str | None = None  # a published model that heads are trained for; None: ours
     class_options: Mapping[str, Any] = field(default_factory=dict)  # of the published model's class, to load it with
-    prompts: Path | None = None  # a line each, from which the published model makes what heads are trained on
+    prompts: tuple[str, ...] = ()  # from which the published model makes what heads are trained on
     batch: int | None = None
     rate: float | None = None
     seed: int = 0

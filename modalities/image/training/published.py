@@ -31,7 +31,7 @@ def train_head(recipe: Recipe, request: TrainingRequest, say: Callable[[str], No
     if recipe.kind is None:
         heads = [one.name for one in recipes.RECIPES.values() if one.kind is not None]
         raise InvalidOption(f"{recipe.name} is a part of our own model; for a published one train {', '.join(heads)}")
-    if request.prompts is None:
+    if not request.prompts:
         raise InvalidOption("images of a published model need prompts; give --prompts FILE, one prompt a line")
     im = load(request.model, device=request.place, **request.class_options)
     network = im.published.network  # raises where heads have nothing to share
@@ -72,8 +72,7 @@ def _pictures(
     im: PublishedModel, request: TrainingRequest, folder: Path, say: Callable[[str], None]
 ) -> list[tuple[str, list[int]]]:
     """Prompts with the codes of an image each: those kept in the folder, or else new ones."""
-    assert request.prompts is not None
-    prompts = _lines(request.prompts)
+    prompts = list(request.prompts)
     file, key = (
         folder / "images.json",
         {"model": request.model, **request.class_options, "prompts": prompts, "seed": request.seed},
@@ -94,15 +93,3 @@ def _pictures(
             say(f"an image takes {each:.1f} s; drawing at most {60 * _SHARE * request.minutes / each:,.0f} of them")
     write_atomically(file, json.dumps({"of": key, "images": images}))
     return [(prompts[at], codes) for at, codes in images]
-
-
-def _lines(file: Path) -> list[str]:
-    from outrider.core.errors import unreadable
-
-    try:
-        prompts = [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOption(unreadable(file, error)) from None
-    if not prompts:
-        raise InvalidOption(f"{file} has no prompts; write one a line")
-    return prompts

@@ -32,6 +32,7 @@ from outrider.core.testing.conformance import (
 )
 from outrider.image.hub.model import published
 from outrider.image.recipes import home_for
+from tests.rows_of_one_prompt import Rows
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[2]
@@ -93,22 +94,6 @@ def test_heads_are_trained_by_one_command_and_change_no_token(
         backend = ImageBackend(dtype="float32", spec=ModelSpec(model=str(model)))
         live = backend.begin(checked(backend, {"prompt": prompt, "drafter": "eagle"}))
         assert "spatial" not in backend.drafters() and sum(len(step.emitted) for step in live) == 16
-
-
-class Rows:
-    """A target with any number of rows of one prompt, rebuilt for each generation."""
-
-    def __init__(self, of: Callable[[int], Any]) -> None:
-        self._of, self.inner = of, of(1)
-        self.vocabulary, self.device, self.rollback = self.inner.vocabulary, self.inner.device, True
-        self.weight_bytes = self.inner.weight_bytes
-
-    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
-        self.inner = self._of(len(prompts))
-        return self.inner.begin(prompts, sampling, needs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 FEW: dict[str, tuple[Callable[[Path], Any], str, int]] = {  # a class with three codes, a prompt, tokens
