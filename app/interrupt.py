@@ -1,7 +1,8 @@
 """Ends a command within two seconds of SIGTERM or Ctrl-C, and every process that it started with it.
 
 A signal raises KeyboardInterrupt in the main thread, so that files that are half written are removed. Whatever is still
-at work at the deadline, or when a second signal comes, is killed. Independent of commands.
+at work at the deadline, or when a second signal comes, is killed. A command that then saves its work may set a later
+deadline. Independent of commands.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-_DEADLINE = 1.5  # seconds
+_deadline = 1.5  # seconds
 _ROUNDS = 20  # of killing, before this process ends in any case
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -53,6 +54,12 @@ def ended_by_signals() -> Iterator[list[int]]:
             os.close(writing)
 
 
+def allow(seconds: float) -> None:
+    """Give this process so long to end after a signal, since it saves its work then."""
+    global _deadline
+    _deadline = seconds
+
+
 def end_now(code: int) -> NoReturn:
     """End this process and those below it without the interpreter's tidying up, which takes seconds."""
     kill_children()
@@ -70,7 +77,7 @@ def _watch(reading: int) -> None:
             os.close(reading)
             return
         number = data[0]
-    select.select([reading], [], [], _DEADLINE)
+    select.select([reading], [], [], _deadline)
     kill_children()
     os._exit(128 + number)
 

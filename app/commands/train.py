@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.app.interrupt import allow
 from outrider.app.options import DEVICE, ModelOptions, device_named, lines, pairs
+
+_SAVING = 30.0  # seconds for a checkpoint after Ctrl-C
 
 
 def train(
@@ -97,6 +100,7 @@ def train(
     from outrider.speech import recipes as speech
     from outrider.text import recipes as text
 
+    allow(_SAVING)
     command = shlex.join(["outrider", *sys.argv[1:]])
     known: tuple[Any, ...] = (*text.RECIPES.values(), *image.RECIPES.values(), *speech.RECIPES.values())
     names = {recipe.name: recipe.summary for recipe in known}

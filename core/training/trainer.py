@@ -166,7 +166,7 @@ class Trainer:
         return self.clock.factor(self.share())
 
     def run(self) -> Progress:
-        """Train until the time is over. After Ctrl-C the run is saved and validated, and the same call resumes it."""
+        """Train until the time is over. After Ctrl-C the run is saved, and the same call resumes it."""
         torch.manual_seed(self.plan.seed)
         self.resume()
         progress, losses = self.progress, dict[str, float]()
@@ -193,8 +193,9 @@ class Trainer:
                     self.checkpoint()
                     saved, start = progress.seconds, time.monotonic()
         except KeyboardInterrupt:
-            self.checkpoint()  # before the validation, which may be interrupted too
+            self.checkpoint()
             bar.write("interrupted; the same command resumes the run")
+            return progress
         finally:
             bar.close()
         self.validate(losses)
