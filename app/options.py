@@ -128,7 +128,11 @@ TextDtype = Annotated[
 ]
 Dtypes = Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated precisions of the weights.")]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16 or float16; auto: by the device.")
+    str,
+    typer.Option(
+        "--dtype",
+        help="Precision of the weights: float32, bfloat16, float16, for Llasa int8 or int4 too; auto: by the device.",
+    ),
 ]
 Device = Annotated[
     str,
@@ -284,16 +288,13 @@ def listed(given: list[str] | None, name: str) -> dict[str, Any]:
 def published(
     model: str | None, draft_model: str | None, model_option: list[str] | None, weights: Path | None
 ) -> dict[str, Any] | None:
-    """Keyword arguments of `load` for a published model; None where --model is not given."""
+    """Keyword arguments of `load` for a published model, with the folder of its heads; None where --model is not
+    given."""
     options = {} if draft_model is None else {"draft_model": draft_model}
     options |= pairs(model_option, "--model-option")
     if model is None and options:
         raise typer.BadParameter("needs --model, the published model", param_hint="--draft-model, --model-option")
-    if model is not None and weights is not None:
-        raise typer.BadParameter(
-            "is for the models that ship; give the folder of a published model as --model", param_hint="--weights"
-        )
-    return None if model is None else options
+    return None if model is None else {**options, "folder": weights}
 
 
 def shown_model(
@@ -321,10 +322,10 @@ def image_model(
     """The published image model of this name; without a name, the one that ships."""
     from outrider.image import load
 
-    options = published(model, draft_model, model_option, None)
+    options = published(model, draft_model, model_option, weights)
     if options is None:
         return load("emoji", device=device, dtype=dtype, folder=weights)
-    loaded: PublishedModel = load(str(model), device=device, dtype=dtype, folder=weights, **options)
+    loaded: PublishedModel = load(str(model), device=device, dtype=dtype, **options)
     return loaded
 
 

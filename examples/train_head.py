@@ -13,7 +13,7 @@ from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.trace import Trace
-from outrider.core.training.dataset import DecoderTeacher, Lesson
+from outrider.core.training.dataset import Lesson, TargetTeacher
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
@@ -33,7 +33,7 @@ head = Eagle3Head(target, taps=("layer.0", "layer.1", "last"))
 plan = Plan(minutes=1, steps=int(sys.argv[1]) if sys.argv[1:] else 300, rate=3e-3, precision="no")
 with tempfile.TemporaryDirectory() as folder:  # weights, curve and checkpoint
     data, out = (lambda *_: lessons[:80], lessons[80:]), Path(folder)
-    training = HeadTraining(DecoderTeacher(target), {"eagle3": head}, *data, out, tokens=256, depth=4)
+    training = HeadTraining(TargetTeacher(target), {"eagle3": head}, *data, out, tokens=256, depth=4)
     print(f"validation: {Trainer(training, plan, out).run().best['eagle3']:.2f} tokens per target pass")
 
 drafter = make_drafter("eagle3", head=head.eval().drafts(target), draft_kind="chain", length=4)

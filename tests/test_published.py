@@ -131,6 +131,7 @@ CLASSES: Mapping[str, Callable[[], Run]] = {
     "bark": partial(of_speech, TINY.bark, words(5, 16), 8),
     "whisper": partial(of_speech, TINY.whisper, {"input_features": drawn(1, 8, 40)}, 16, prefix=[3, 5, 6]),
     "llasa": partial(of_speech, TINY.llasa, "good morning", 16),
+    "orpheus": partial(of_speech, TINY.orpheus, "tara: good morning", 21),
     "llava": partial(of_answer, TINY.llava),
     "qwen2-vl": partial(of_answer, TINY.qwen2_vl),
 }
@@ -147,10 +148,10 @@ SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
 def drafting(name: str) -> list[str]:
     """Return the drafters that apply to a class."""
     if name in SEEING:
-        return [*drafters(published=True), *OF_WORDS]
+        return [*drafters(views=False, heads=False), *OF_WORDS]
     if CLASSES[name].func in (of_picture, of_llamagen):
         return [drafter for drafter in of_pictures() if DRAFTERS[drafter].draft_head is None]
-    return drafters(published=True)
+    return drafters(views=False, heads=False)
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
@@ -271,6 +272,7 @@ FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # parts and number of to
     "bark-coarse": (partial(few_sound, partial(TINY.bark, meanings=2, codes=3), words(3, 16), (0, 1, 0)), 3),
     "whisper": (partial(few_sound, partial(TINY.whisper, words=6), {"input_features": drawn(1, 8, 40)}, prefix=[3]), 3),
     "llasa": (partial(few_sound, partial(TINY.llasa, codes=2, bare=True), [0, 2, 3]), 3),
+    "orpheus": (partial(few_sound, partial(TINY.orpheus, codes=1, bare=True), [0, 2, 3]), 2),
     "llava": (partial(few_answers, TINY.llava, 4), 3),
     "qwen2-vl": (partial(few_answers, TINY.qwen2_vl, 4), 3),
 }
@@ -295,7 +297,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
     return case, partial(Rows, small), distribution
 
 
-@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(published=True)))
+@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(views=False, heads=False)))
 def test_the_distribution_is_the_targets(name: str, drafter: str, measured: Any) -> None:
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]

@@ -15,26 +15,25 @@ STATES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, 
 SMALL = {**STATES, "head_dim": 8}
 
 
+def by_words(words: list[str], unknown: str) -> Any:
+    """A tokenizer of words between spaces, with ids in their order."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=unknown))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
 def tokenizer(extra: dict[str, str], words: tuple[str, ...] = WORDS, bare: bool = False) -> Any:
     """A whitespace tokenizer with the special tokens <s>, <pad> and the given ones. `bare`: <s> is not added."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<s>", "<pad>", "</s>", "<unk>", *extra.values()]
-    ids = {name: number for number, name in enumerate([*names, *words])}
-    made = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = by_words(["<s>", "<pad>", "</s>", "<unk>", *extra.values(), *words], "<unk>")
     if not bare:
         made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=extra,
-        padding_side="left",
-    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names, extra_special_tokens=extra, padding_side="left")
 
 
 def sharpened(model: Any, by: float = 1.0) -> Any:
@@ -69,11 +68,11 @@ def janus(seed: int = 0, layers: int = 2, codes: int = 64, side: int = 8) -> tup
             "hidden_size": 16,
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
+            "mlp_ratio": 2.0,
             "image_size": 4 * side,
             "patch_size": 4,
             "num_image_tokens": side * side,
             "projection_dim": 32,
-            "mlp_ratio": 2.0,
         },
         vq_config={
             "embed_dim": 4,
@@ -290,16 +289,14 @@ def whisper(seed: int = 0, layers: int = 2, words: int = 50) -> Any:
         num_mel_bins=8,
         encoder_layers=1,
         decoder_layers=layers,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 48),
         max_source_positions=20,
         max_target_positions=96,
+        decoder_start_token_id=3,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
-        decoder_start_token_id=3,
         suppress_tokens=None,
         begin_suppress_tokens=None,
     )
@@ -311,26 +308,37 @@ def whisper(seed: int = 0, layers: int = 2, words: int = 50) -> Any:
     return made
 
 
-def llasa(seed: int = 0, layers: int = 2, codes: int = 24, bare: bool = False) -> Any:
-    """A Llama with codes as tokens, and its tokenizer. `bare`: the only other token is the end token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def speaking(words: list[str], marks: list[str], seed: int, layers: int) -> Any:
+    """A Llama of these words, with its tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    unknown = "<unk>" if "<unk>" in words else None
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=by_words(words, "<unk>"), unk_token=unknown)
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }} {% endfor %}"
+    torch.manual_seed(seed)
+    config = LlamaConfig(vocab_size=len(words), num_hidden_layers=layers, max_position_embeddings=256, **SMALL)
+    model = sharpened(LlamaForCausalLM(config))
+    model.tokenizer = tokenizer
+    return model
+
+
+def llasa(seed: int = 0, layers: int = 2, codes: int = 24, bare: bool = False) -> Any:
+    """A Llama with codes as tokens, and its tokenizer. `bare`: the only other token is the end token."""
     marks = [f"<|{part}_{end}|>" for part in ("TEXT_UNDERSTANDING", "SPEECH_GENERATION") for end in ("START", "END")]
     names = ["<unk>", "good", "morning", "Convert", "the", "text", "to", "speech:", *marks]
     if bare:
         names, marks = ["<unk>", marks[-1]], marks[-1:]
-    ids = {word: number for number, word in enumerate([*names, *(f"<|s_{code}|>" for code in range(codes))])}
-    words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }} {% endfor %}"
-    torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=len(ids), num_hidden_layers=layers, max_position_embeddings=256, **SMALL)
-    made = sharpened(LlamaForCausalLM(config))
-    made.tokenizer = tokenizer
-    return made
+    return speaking([*names, *(f"<|s_{code}|>" for code in range(codes))], marks, seed, layers)
+
+
+def orpheus(seed: int = 0, layers: int = 2, codes: int = 3, bare: bool = False) -> Any:
+    """A Llama with SNAC's codes as tokens, `codes` at each of seven places, and its tokenizer. `bare`: the only other
+    tokens are two ends."""
+    names = ["<|eot_id|>", "<custom_token_2>"]
+    if not bare:
+        names += ["<unk>", "good", "morning", "tara:", *(f"<custom_token_{number}>" for number in (1, 3, 4, 5))]
+    return speaking([*names, *(f"<custom_token_{10 + code}>" for code in range(7 * codes))], names[:2], seed, layers)
 
 
 # ---- pictures in, text out
@@ -345,11 +353,9 @@ def language(words: int, layers: int) -> dict[str, Any]:
 
 def read(words: int) -> Any:
     """The tokenizer of both models."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({f"w{number}": number for number in range(words)}, unk_token="w3"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = by_words([f"w{number}" for number in range(words)], "w3")
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="w0", eos_token="w1", pad_token="w2")
 
 

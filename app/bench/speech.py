@@ -115,11 +115,11 @@ def speech(
     from outrider.speech.resolve_drafter import drafters as known_drafters
     from outrider.speech.resolve_drafter import rules as known_rules
 
-    if model is not None and drafters == _DRAFTERS:  # there are no heads for published models
+    if model is not None and drafters == _DRAFTERS:  # published models have none before they are trained
         drafters = _DRAFTERS.removeprefix("medusa,")
     chosen = [name.strip() for name in drafters.split(",")], [name.strip() for name in rules.split(",")]
     for what, names, known in (
-        ("drafter", chosen[0], known_drafters(model is not None)),
+        ("drafter", chosen[0], known_drafters()),
         ("rule", chosen[1], known_rules()),
     ):
         for name in names:

@@ -24,7 +24,7 @@ def train(
         str | None,
         typer.Option(
             help="Target: for text a catalogue name, a hub id, a folder or a GGUF file (default: smollm2-135m); for "
-            "images a published model's hub id or folder, with --prompts."
+            "images and speech a published model's hub id or folder, with --prompts."
         ),
     ] = None,
     model_option: ModelOptions = None,
@@ -121,12 +121,8 @@ def train(
         from outrider.core.training.request import TrainingRequest as Request
 
         trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
-        if of_speech and model is not None:
-            raise typer.BadParameter(
-                "is for text and images; speech heads are trained for our voice", param_hint="--model"
-            )
         if len(prompts or ()) > 1 or (prompts and model is None):
-            raise typer.BadParameter("takes one file for images of a published --model", param_hint="--prompts")
+            raise typer.BadParameter("takes one file for a published --model", param_hint="--prompts")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
         if len(init_from or ()) > 1:
@@ -159,7 +155,7 @@ def train(
     from outrider.text.training.run import train as run
 
     if model_option:
-        raise typer.BadParameter("is for published image models", param_hint="--model-option")
+        raise typer.BadParameter("is for published models of images and speech", param_hint="--model-option")
     check_accelerate()
     request = TrainingRequest(
         recipes=tuple(recipes),

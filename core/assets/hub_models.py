@@ -18,7 +18,8 @@ from outrider.core.assets import store
 from outrider.core.errors import InvalidOption, unknown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+QUANTIZED = ("int8", "int4")
+PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
 P = TypeVar("P")  # the modality's type of published models
@@ -29,8 +30,10 @@ class HubClass:
     """One supported class."""
 
     module: str  # in the family's package
-    adapter: str  # the class in the module that wraps a model and its processor
-    transformers: str = ""  # the model class in transformers; empty: `adapter` is a function that opens a folder
+    adapter: str = ""  # the class in the module that wraps a model of transformers and its processor
+    transformers: str = ""  # the model class in transformers
+    opener: str = ""  # the function in the module that opens a folder, in place of transformers' class
+    quantized: bool = False  # whether `opener` takes weights of 8 and 4 bits too
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,22 @@ class Family(Generic[P]):
     parts: Mapping[str, str] = field(default_factory=dict)  # subfolder of the model -> subfolder of its processor
     bare: bool = False  # whether a model may have no processor
 
-    def adapter(self, kind: str, name: str) -> Any:
-        """The adapter of a model type; `name` is the model's name in messages."""
+    def _class(self, kind: str, name: str) -> HubClass:
+        """The class of a model type; `name` is the model's name in messages."""
         if kind in self.refused:
             raise InvalidOption(f"{name} cannot be decoded: {self.refused[kind]}")
         if kind not in self.classes:
             raise unknown(f"class of {self.what}", kind, self.classes)
-        return getattr(import_module(f"{self.package}.{self.classes[kind].module}"), self.classes[kind].adapter)
+        return self.classes[kind]
+
+    def _call(self, row: HubClass, function: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> P:
+        published: P = _call(getattr(import_module(f"{self.package}.{row.module}"), function), arguments, options)
+        return published
 
     def wrap(self, model: Any, processor: Any = None, **options: Any) -> P:
         """The published model of a transformers model object and its processor, with options of its class."""
-        kind = getattr(model.config, "model_type", type(model).__name__)
-        published: P = _call(self.adapter(kind, type(model).__name__), (model, processor), options)
-        return published
+        row = self._class(getattr(model.config, "model_type", type(model).__name__), type(model).__name__)
+        return self._call(row, row.adapter, (model, processor), options)
 
     def open(
         self,
@@ -68,26 +74,23 @@ class Family(Generic[P]):
         options: Mapping[str, Any],
     ) -> P:
         """The published model of a hub id or folder."""
-        folder, processor, kind = self._locate(source, dtype, revision)
-        adapter, name = self.adapter(kind, f"'{source}'"), self.classes[kind].transformers
-        arguments: tuple[Any, ...] = (folder, dtype, device)
-        if name:
-            bare = self.bare and not any((processor / file).is_file() for file in _PROCESSORS)
-            model = store.transformers_model(folder, dtype, device, name)
-            arguments = (model, None if bare else store.transformers_processor(processor))
-        published: P = _call(adapter, arguments, options)
-        return published
+        folder, processor, row = self._locate(source, dtype, revision)
+        if row.opener:
+            return self._call(row, row.opener, (folder, dtype, device), options)
+        bare = self.bare and not any((processor / file).is_file() for file in PROCESSORS)
+        model = store.transformers_model(folder, dtype, device, row.transformers)
+        return self._call(row, row.adapter, (model, None if bare else store.transformers_processor(processor)), options)
 
     def model(self, source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32") -> Any:
-        """The transformers model object of a hub id or folder, such as a draft model."""
-        folder, _, kind = self._locate(source, dtype, None)
-        self.adapter(kind, f"'{source}'")  # raises for refused and unknown classes
-        return store.transformers_model(folder, dtype, device, self.classes[kind].transformers)
+        """What an adapter takes as a draft model: the transformers model object of a hub id or folder, or what its
+        class opens instead."""
+        folder, _, row = self._locate(source, dtype, None)
+        if row.opener:
+            return self._call(row, row.opener, (folder, dtype, device), {})
+        return store.transformers_model(folder, dtype, device, row.transformers)
 
-    def _locate(self, source: str | Path, dtype: str, revision: str | None) -> tuple[Path, Path, str]:
-        """The folders of a model and of its processor, and its model type."""
-        if dtype not in DTYPES:
-            raise unknown("dtype", dtype, DTYPES)
+    def _locate(self, source: str | Path, dtype: str, revision: str | None) -> tuple[Path, Path, HubClass]:
+        """The folders of a model and of its processor, and its class."""
         folder = processor = folder_of(source, revision)
         for model, of_processor in self.parts.items():
             if (folder / model).is_dir():
@@ -98,7 +101,11 @@ class Family(Generic[P]):
                 f"'{source}' holds no config.json, which names the model's class; give a folder that a model was saved "
                 "to, or a hub id"
             )
-        return folder, processor, str(store.read_json(folder / "config.json").get("model_type"))
+        row = self._class(str(store.read_json(folder / "config.json").get("model_type")), f"'{source}'")
+        known = (*DTYPES, *QUANTIZED) if row.quantized else tuple(DTYPES)
+        if dtype not in known:
+            raise unknown("dtype", dtype, known)
+        return folder, processor, row
 
 
 def folder_of(source: str | Path, revision: str | None = None) -> Path:

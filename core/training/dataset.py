@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.distribution import Sampling
+from outrider.core.engine.adapters.model_parts import SharingTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import PassLayout
 from outrider.core.errors import InvalidOption
@@ -52,31 +53,31 @@ class Teacher(Protocol):
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor: ...
 
 
-class DecoderTeacher:
-    """Our own decoder as a teacher: one pass over whole rows."""
+class TargetTeacher:
+    """A target as a teacher, of our own decoder or of transformers: one pass over whole rows."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.device, self.vocabulary = decoder.device, decoder.vocabulary
+    def __init__(self, target: SharingTarget) -> None:
+        self.target = target
+        self.device, self.vocabulary = target.device, target.vocabulary
         self._heads: dict[int, tuple[Tensor, Tensor]] = {}
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """The states [B, T, D] of every token."""
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or not isinstance(self.target, Decoder):
             return self._prefill(rows, needs)
         return self._pass(rows, needs)
 
     def _prefill(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
-        """By the decoder's prefill, which omits the last token's states: each row gets one more token."""
+        """By the target's prefill, which omits the last token's states: each row gets one more token."""
         try:
-            return self.decoder.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
+            return self.target.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
         finally:
-            self.decoder.end()
+            self.target.end()
 
     @torch.no_grad()
     def _pass(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """By one pass, whose layers all write the same memory in place of a cache."""
-        network, longest = self.decoder.network, max(map(len, rows))
+        network, longest = self.target.network, max(map(len, rows))
         network.ensure_positions(longest)
         tokens = np.zeros((len(rows), longest), np.int64)
         for row, ids in enumerate(rows):
@@ -93,10 +94,10 @@ class DecoderTeacher:
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
         """States [N, D] -> logits [N, V], or over a reduced vocabulary [N, R]."""
         if vocabulary is None:
-            return self.decoder.network.logits(states)
+            return self.target.network.logits(states)
         key = vocabulary.data_ptr()
         if key not in self._heads:
-            self._heads[key] = vocabulary, self.decoder.network.head.weight[vocabulary]
+            self._heads[key] = vocabulary, self.target.network.head.weight[vocabulary]
         return torch.nn.functional.linear(states, self._heads[key][1])
 
 

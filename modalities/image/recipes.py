@@ -6,7 +6,6 @@ emoji.NAME.safetensors. Weights trained on this machine are in the cache folder.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.methods import DRAFTERS, Method
-from outrider.core.paths import cache_folder
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
@@ -132,31 +130,9 @@ def draft_head(drafter: str, target: Decoder, folder: Path | None = None) -> Dra
     return load_trained(weights(recipe_for(DRAFTERS[drafter]), folder), KINDS, target)
 
 
-def home_for(model: str, recipe: str) -> Path:
-    """The folder of a recipe's training run for a published model."""
-    return cache_folder() / "training" / "image" / model.replace("/", "--") / recipe
-
-
-def head_file(drafter: str, model: str, folder: Path | None = None) -> Path:
-    """The weights of a drafter for a published model, from `folder` or else the one of its training."""
-    recipe = recipe_for(DRAFTERS[drafter])
-    path = (folder or home_for(model, recipe)) / f"{short(recipe)}.safetensors"
-    if path.is_file() and path.with_suffix(".json").is_file():
-        return path
-    command = f"outrider train {recipe} --model {shlex.quote(model)} --prompts FILE"
-    raise NoWeights(f"there are no weights of {drafter} for {model}; train them with `{command}`")
-
-
-def has_head(drafter: str, model: str, folder: Path | None = None) -> bool:
-    try:
-        return head_file(drafter, model, folder).is_file()
-    except NoWeights:
-        return False
-
-
 def published_head(drafter: str, published: Any, model: str, folder: Path | None = None) -> DraftHead:
     """The trained draft head of a drafter for a published model."""
-    return load_trained(head_file(drafter, model, folder), KINDS, published)
+    return load_trained(SHELF.weights_for(model, recipe_for(DRAFTERS[drafter]), folder), KINDS, published)
 
 
 def recipe_for(method: Method) -> str:

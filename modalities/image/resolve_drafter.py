@@ -45,7 +45,7 @@ def listed_drafters(*, draft: bool = True, folder: Path | None = None, published
             if published is not None and kind is Input.DRAFT_MODEL:
                 remedy = None if draft else "load(..., draft_model=...)"
             elif published is not None:
-                there = recipes.has_head(method.name, published, folder)
+                there = recipes.SHELF.has_for(published, recipe, folder)
                 remedy = None if there else f"`outrider train {recipe} --model ... --prompts FILE`"
             else:
                 there = draft and recipes.SHELF.has(recipe, folder)

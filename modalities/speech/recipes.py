@@ -14,7 +14,7 @@ import torch
 
 from outrider.core.assets.store import Checkpoint, convert_pickle
 from outrider.core.drafters.trained.eagle import Eagle3Head
-from outrider.core.drafters.trained.heads import HydraHeads
+from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.parallel_heads import CascadedModules
 from outrider.core.kernels.native import halves
 from outrider.core.methods.trained import MEDUSA
@@ -116,6 +116,7 @@ KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "PhonemeRecogniser": PhonemeRecogniser,
     "Voice": Voice,
     "ConditionedHeads": ConditionedHeads,
+    "MedusaHeads": MedusaHeads,
     "HydraHeads": HydraHeads,
     "Eagle3Head": Eagle3Head,
     "CascadedModules": CascadedModules,
@@ -159,6 +160,17 @@ def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
 def draft_head(name: str, target: Any, folder: Path | None = None) -> DraftHead:
     """The trained draft head of a recipe, named without its prefix, such as "medusa-6"."""
     return load_trained(weights(PREFIX + name, folder), KINDS, target)
+
+
+def published_head(name: str, target: Any, model: str, folder: Path | None = None) -> DraftHead:
+    """The draft head that a recipe, named without its prefix, trained for a published model."""
+    return load_trained(SHELF.weights_for(model, PREFIX + name, folder), KINDS, target)
+
+
+def published_kind(recipe: Recipe) -> Callable[..., DraftHead]:
+    """The class of a recipe's draft head for a published model, which has no conditioning to read."""
+    assert recipe.kind is not None
+    return MedusaHeads if recipe.kind is ConditionedHeads else recipe.kind
 
 
 def trained_heads() -> dict[str, str]:

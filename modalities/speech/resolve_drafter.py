@@ -3,7 +3,7 @@ of how a target computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,24 +32,29 @@ class Options(Protocol):
     def rule_options(self) -> Mapping[str, Any]: ...
 
 
-def drafters(published: bool = False) -> list[str]:
-    """The drafters that work on our voice; on a published model, those that need no training and no cheaper view of the
-    target."""
+def drafters(*, views: bool = True, heads: bool = True) -> list[str]:
+    """The drafters that work on a model of speech. `views`: does it have cheaper views of itself? `heads`: can draft
+    heads be trained for it?"""
     trained = set(recipes.trained_heads().values())
     return [
         name
         for name, method in DRAFTERS.items()
         if supported(method, "speech", _INPUTS)
-        and not (published and method.self_drafting)
-        and (method.draft_head is None or (name in trained and not published))
+        and (views or not method.self_drafting)
+        and (method.draft_head is None or (name in trained and heads))
     ]
 
 
 def listed_drafters(
-    published: bool = False, *, draft: bool = True, heads: bool = True, folder: Path | None = None
+    names: Sequence[str] | None = None,
+    *,
+    draft: bool = True,
+    heads: bool = True,
+    folder: Path | None = None,
+    published: str | None = None,
 ) -> Listing:
-    """The same with what each needs and lacks. `draft`: is there a smaller model? `heads`: are there trained heads?
-    `folder`: of weights of one's own."""
+    """The same, or those of `names`, with what each needs and lacks. `draft`: is there a smaller model? `heads`: are
+    there trained heads? `folder`: of weights of one's own. `published`: the name of a published model."""
 
     def missing_inputs(method: Method) -> tuple[str, ...]:
         missing = []
@@ -57,13 +62,18 @@ def listed_drafters(
             kind = method.inputs[option]
             small = kind is Input.DRAFT_MODEL
             recipe = recipes.DRAFT if small else f"{recipes.PREFIX}{method.name}"
-            if published and not draft:
-                missing.append(f"{option}=..., {kind}: load(..., draft_model=...)")
-            elif not published and not ((draft if small else heads) and recipes.SHELF.has(recipe, folder)):
-                missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
+            if published is None:
+                there = (draft if small else heads) and recipes.SHELF.has(recipe, folder)
+                remedy = f"`outrider train {recipe}`"
+            elif small:
+                there, remedy = draft, "load(..., draft_model=...)"
+            else:
+                there = recipes.SHELF.has_for(published, recipe, folder)
+                remedy = f"`outrider train {recipe} --model ... --prompts FILE`"
+            missing += [] if there else [f"{option}=..., {kind}: {remedy}"]
         return tuple(missing)
 
-    return Listing((DRAFTERS[name] for name in drafters(published)), missing_inputs)
+    return Listing((DRAFTERS[name] for name in (drafters() if names is None else names)), missing_inputs)
 
 
 def listed_rules() -> Listing:
@@ -80,10 +90,11 @@ def resolve_drafter(
     *,
     draft_model: Callable[[], Target],
     draft_head: Callable[[str], Any] | None = None,
+    names: Sequence[str] | None = None,
     lossless: bool = True,
 ) -> Resolved[Drafter | None]:
-    """The drafter of these options. `draft_model` gives a smaller model, `draft_head` the trained head of a recipe;
-    without it the model is a published one. Under a rule that is not `lossless` drafters begin with other options."""
+    """The drafter of these options, one of `names`. `draft_model` gives a smaller model, `draft_head` the trained head
+    of a recipe. Under a rule that is not `lossless` drafters begin with other options."""
 
     def head(request: Request) -> Any:
         """`head` names a recipe where several serve one drafter, such as "medusa-6"."""
@@ -99,7 +110,8 @@ def resolve_drafter(
     inputs: dict[Input, Provider] = {Input.DRAFT_MODEL: unless_given(lambda request: draft_model())}
     if draft_head is not None:
         inputs[Input.DRAFT_HEAD] = head
-    catalogue = Catalogue(drafters=drafters(draft_head is None), inputs=inputs, modality="speech", lossless=lossless)
+    known = drafters() if names is None else names
+    catalogue = Catalogue(drafters=known, inputs=inputs, modality="speech", lossless=lossless)
     return catalogue.drafter(options.drafter, options.drafter_options)
 
 

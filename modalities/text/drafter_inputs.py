@@ -14,6 +14,7 @@ from outrider.core.assets.store import hub_head, is_hub_id
 from outrider.core.cost.break_even import Costs
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.lookup.retrieval import Datastore
+from outrider.core.engine.loading.model_object import target_of
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import AUTO, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
@@ -21,7 +22,6 @@ from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
-from outrider.text.from_transformers import target_of
 from outrider.text.measurements import costs_of_rounds, draft_model_of, measured
 from outrider.text.vocab_bridge import Bridge
 

@@ -6,39 +6,23 @@ transformers. Files are opened by outrider.core.assets.store.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.core.assets import store
-from outrider.core.device import AUTO, free_memory, usable_device, usual_dtype
-from outrider.core.engine import checkpoints
-from outrider.core.engine.captured_passes import with_graphs
-from outrider.core.engine.linear import fastest
-from outrider.core.engine.long_context import make_decoder
-from outrider.core.engine.network import Network
-from outrider.core.engine.offload import LayerOffload, offload_layers
-from outrider.core.engine.quantization.quantize import quantize
-from outrider.core.engine.types import Config
-from outrider.core.errors import InvalidOption, OutriderError, unknown
-from outrider.core.protocol import Target
+from outrider.core.device import AUTO, usable_device, usual_dtype
+from outrider.core.engine.loading import model_object
+from outrider.core.engine.loading.folder import DTYPES, LoadError, stored_dtype, target_of_folder
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.validation import dtype_name
-from outrider.text import from_transformers
 from outrider.text.drafter_inputs import drafters_of_head
 from outrider.text.model import TextModel
 from outrider.text.tokenizer import Tokens
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 KV_CACHE_DTYPES = ("int8",)
-_SMALLER = "load a smaller model, give offload=0.5 to keep half of the layers elsewhere, or take another device"
-
-
-class LoadError(OutriderError):
-    """The source is not a model that can run here."""
 
 
 def load(
@@ -90,11 +74,10 @@ def load(
         if offload is not None:
             raise InvalidOption("offload is for weights that are loaded here; a model object has loaded its own")
         return _with_drafts(of_object(source, tokenizer), draft_model, head)
-    stored = "bfloat16" if dtype.startswith("int") else dtype
-    folder, name = find(source, dtype=stored, revision=revision)
+    folder, name = find(source, dtype=stored_dtype(dtype), revision=revision)
     described = store.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
-    make, context = _target(folder, described, dtype, stored, place, offload, kv_cache_dtype)
+    make, context = target_of_folder(folder, dtype, place, offload=offload, kv_cache_dtype=kv_cache_dtype)
     if tokens.size > make().vocabulary:
         raise LoadError(
             f"the tokenizer has {tokens.size:,} tokens and the model {make().vocabulary:,}; they do not match"
@@ -133,77 +116,6 @@ def companion(model: TextModel, source: str) -> TextModel:
     if not name or dtype not in DTYPES:
         name, dtype = source, model.dtype
     return load(name, device=model.device, dtype=dtype)
-
-
-def _target(
-    folder: Path,
-    described: Mapping[str, Any],
-    dtype: str,
-    stored: str,
-    device: torch.device,
-    offload: float | None,
-    kv_cache_dtype: str | None,
-) -> tuple[Callable[[], Target], int]:
-    """A function that makes targets of a folder's weights, and the model's context length."""
-    try:
-        config = checkpoints.parse_config(described)
-    except checkpoints.CheckpointError as error:
-        if dtype != stored or offload is not None or kv_cache_dtype is not None:
-            option = dtype if dtype != stored else "offload" if offload is not None else "kv_cache_dtype"
-            raise LoadError(f"{option} needs our own decoder, but {error}") from None
-        return from_transformers.adapted(store.transformers_model(folder, stored, device))
-    tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
-    if (method := checkpoints.check_method(described)) is not None:
-        read = f"are dequantised to {stored}" + ("" if dtype == stored else f" and quantized to {dtype}")
-        if dtype == "int4":
-            read = f"keep their integers of 4 bits where these fit int4, with scales in {stored}; others {read}"
-        warnings.warn(f"{folder.name}: weights that are stored in {method} {read}", stacklevel=3)
-    if offload is None:
-        kept = dtype == "int4" and method is not None  # 4 bits a weight, and scales
-        _check_memory(folder.name, int(config.parameters * (0.6 if kept else precision.itemsize)), device)
-    try:
-        with tensors.progress(folder.name):
-            network = _network(config, checkpoints.readable(described, tensors), dtype, precision, device, offload)
-    except torch.OutOfMemoryError as error:
-        raise LoadError(
-            f"{folder.name} does not fit on {device}: {str(error).splitlines()[0][:120]}; {_SMALLER}"
-        ) from None
-    return partial(make_decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
-
-
-def _check_memory(name: str, needed: int, device: torch.device) -> None:
-    """Refuse weights that are larger than the free memory of a device."""
-    free = free_memory(device)
-    if free is not None and needed > free:
-        raise LoadError(
-            f"{name} needs {needed / 1e9:.1f} GB for its weights and {device} has {free / 1e9:.1f} GB free; {_SMALLER}"
-        )
-
-
-def _network(
-    config: Config,
-    tensors: Mapping[str, torch.Tensor],
-    dtype: str,
-    precision: torch.dtype,
-    device: torch.device,
-    offload: float | None,
-) -> Network:
-    """The network of a checkpoint. Tensors are read from the files to the device one by one."""
-    stored = dtype_name(precision, DTYPES)
-    if dtype == stored and offload is not None:
-        offloaded = LayerOffload(config.layers, offload, device=device)
-        network = checkpoints.assemble(
-            config, tensors, dtype=precision, device=device, convert=fastest, add=offloaded.add
-        )
-        network = offloaded.attach(network)
-    elif dtype == stored:
-        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, convert=fastest)
-    else:
-        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, keep_int4=dtype == "int4")
-        network = quantize(network, int(dtype.removeprefix("int")))
-        if offload is not None:
-            network, _ = offload_layers(network, offload)
-    return network
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
@@ -252,11 +164,11 @@ def of_object(model: Any, tokenizer: Any) -> TextModel:
         raise InvalidOption(
             f"a {type(model).__name__} is not a model; give a name, folder, GGUF file or causal LM of transformers"
         )
-    from_transformers.check_class(model)
+    model_object.check_class(model)
     if tokenizer is None:
         raise InvalidOption("a model object has no tokenizer; give it as tokenizer=...")
     tokens = Tokens.of_transformers(tokenizer)
-    make, context = from_transformers.target_of(model)
+    make, context = model_object.target_of(model)
     given = getattr(model.generation_config, "eos_token_id", None)
     end = {given} if isinstance(given, int) else set(given or ())
     if (text := tokens.special.get("eos_token")) is not None and (token := tokens.id(text)) is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.core.decode import Stop, decode
 from outrider.core.distribution import LogitsProcessor, Sampling
+from outrider.core.engine.loading.model_object import target_of
 from outrider.core.errors import Incompatible
 from outrider.core.methods import make_rule
 from outrider.core.methods.draft_model import DRAFT_MODEL
@@ -23,7 +24,6 @@ from outrider.core.methods.resolve import Catalogue
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
-from outrider.text.from_transformers import target_of
 from outrider.text.stopping import Criteria
 
 # processors of options that our own sampling applies

@@ -14,11 +14,11 @@ import torch
 
 from outrider import text
 from outrider.core.assets.store import AssetError
+from outrider.core.engine.loading.folder import LoadError
 from outrider.core.errors import Incompatible, OutriderError
 from outrider.core.training.checkpoint import DraftHeadError, save
 from outrider.core.training.optim import TrainingError
 from outrider.text import TextModel
-from outrider.text.loading import LoadError
 from outrider.text.recipes import recipe
 from outrider.text.training.run import TrainingRequest, _vocabulary
 from tests.core.assets.given import full_disk, held

@@ -20,10 +20,11 @@ from outrider.core.assets.store import AssetError
 from outrider.core.engine import checkpoints
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.checkpoints import CheckpointError
+from outrider.core.engine.loading import folder as folder_loading
+from outrider.core.engine.loading.folder import LoadError
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
-from outrider.text import TextModel, loading
-from outrider.text.loading import LoadError
+from outrider.text import TextModel
 
 RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 16, "drafter": "prompt-lookup"}
 PROMPT = "the cat sat on the mat and the dog sat on"
@@ -248,14 +249,14 @@ def test_code_beside_a_known_class_is_not_run(
     (copy / "config.json").write_text(json.dumps(config))
     if by_transformers:
         refuse = CheckpointError("not on our own decoder")
-        monkeypatch.setattr(loading.checkpoints, "parse_config", lambda described: (_ for _ in ()).throw(refuse))
+        monkeypatch.setattr(checkpoints, "parse_config", lambda described: (_ for _ in ()).throw(refuse))
     lm = text.load(copy, dtype="float32")
     assert isinstance(lm.target(), TransformersTarget) == by_transformers
     assert lm.generate("the cat", max_new_tokens=4).tokens and not (tmp_path / "ran").exists()
 
 
 def test_too_little_memory_is_said_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(folder_loading, "free_memory", lambda device: 1000)
     with pytest.raises(LoadError, match=r"needs 0\.0 GB .* cpu has 0\.0 GB free; load a smaller model, give offload"):
         text.load(folder)
     assert text.load(folder, offload=0.5).generate("the cat", max_new_tokens=2).tokens

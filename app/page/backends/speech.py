@@ -18,7 +18,7 @@ from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.trace import Step
 from outrider.speech import PublishedSpeech, Sound, SpeechModel, load
 from outrider.speech.hub import model
-from outrider.speech.resolve_drafter import listed_drafters, rules
+from outrider.speech.resolve_drafter import drafters, listed_drafters, rules
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # width of the mel spectrogram in pixels
@@ -79,7 +79,8 @@ class SpeechBackend:
 
     def drafters(self) -> list[str]:
         if self._spec is not None:
-            return listed_drafters(published=True, draft=self._spec.draft_model is not None).ready
+            small = self._spec.draft_model is not None
+            return listed_drafters(drafters(views=False), draft=small, published=self._spec.model).ready
         return listed_drafters(draft=not self._given, heads=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:

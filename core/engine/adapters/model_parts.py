@@ -9,7 +9,7 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from outrider.core.engine.linear import Dense
 from outrider.core.engine.network import Network
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
+from outrider.core.protocol import Target
 
 _ONE_LAYER: dict[str, Any] = {
     "num_hidden_layers": 1,
@@ -85,6 +86,13 @@ def of_ids(network: Network, ids: Tensor) -> Network:
     bias = network.head.bias
     head = Dense(network.head.weight[ids], None if bias is None else bias[ids])
     return Network(replace(network.config, vocabulary=len(ids)), network.embedding[ids], (), network.norm, head)
+
+
+class SharingTarget(Target, Protocol):
+    """A target whose embedding and output rows draft heads share: our own decoder, or one of transformers."""
+
+    @property
+    def network(self) -> Network: ...
 
 
 class SharesWeights:

@@ -224,7 +224,7 @@ FAMILY: Family[Published] = Family(
         "janus": HubClass("janus", "Janus", "JanusForConditionalGeneration"),
         "emu3": HubClass("emu3", "Emu3", "Emu3ForConditionalGeneration"),
         "imagegpt": HubClass("imagegpt", "ImageGPT", "ImageGPTForCausalImageModeling"),
-        "llamagen": HubClass("llamagen", "open_folder"),  # a folder written by outrider.image.hub.llamagen.convert
+        "llamagen": HubClass("llamagen", opener="open_folder"),  # written by llamagen.convert
     },
     refused={
         "chameleon": "its class in transformers sets the logits of image codes to -inf and has no pixel decoder, "

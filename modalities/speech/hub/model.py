@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from outrider.core.assets.hub_models import DTYPES, Family, HubClass
+from outrider.core.assets.hub_models import DTYPES, QUANTIZED, Family, HubClass
 from outrider.core.async_stream import pieces
 from outrider.core.decode import Stop, decode
 from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.distribution import LogitsProcessor, Sampling
+from outrider.core.engine.adapters.model_parts import SharingTarget
+from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.rules import EXACT
@@ -35,9 +37,10 @@ from outrider.core.validation import (
     processor_facts,
     processors_of,
 )
+from outrider.speech import recipes
 from outrider.speech.audio import Sound
 from outrider.speech.hub.similar_tokens import SimilarTokens, rule_inputs
-from outrider.speech.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
+from outrider.speech.resolve_drafter import drafters, listed_drafters, listed_rules, resolve_drafter, resolve_rule
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,12 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         return options_of(cls, given)
 
-    def resolve(self, stage: Stage) -> tuple[Drafter | None, Rule]:
-        """The drafter and the rule for a stage."""
-        return resolve_drafter(self, draft_model=lambda: _draft_model(stage)).made, self.resolve_rule(stage)
+    def resolve(self, stage: Stage, model: PublishedSpeech) -> tuple[Drafter | None, Rule]:
+        """The drafter and the rule for a stage of a model."""
+        drafter = resolve_drafter(
+            self, names=list(model.drafters), draft_model=lambda: _draft_model(stage), draft_head=model.draft_head
+        )
+        return drafter.made, self.resolve_rule(stage)
 
     def resolve_rule(self, stage: Stage) -> Rule:
         """The rule for a stage."""
@@ -114,6 +120,21 @@ class Published(Protocol):
     def stages(self, prompt: Any, limit: int | None) -> Any: ...
 
 
+@runtime_checkable
+class OneStream(Published, Protocol):
+    """A published model whose tokens are one stream, so that draft heads can be trained for it."""
+
+    @property
+    def target(self) -> Callable[[], SharingTarget]: ...
+    @property
+    def predicted(self) -> Sequence[int]: ...  # the ids of its codes and of its end
+    @property
+    def temperature(self) -> float: ...  # at which it is published
+    @property
+    def context(self) -> int: ...  # the most tokens, prompt included
+    def read(self, prompt: str) -> list[int]: ...
+
+
 class SoundModel(Protocol):
     """A published model whose outcome can be converted to sound."""
 
@@ -123,10 +144,24 @@ class SoundModel(Protocol):
 
 
 class PublishedSpeech:
-    """A published model with its drafters and rules."""
+    """A published model with its drafters and rules. `folder` holds draft heads trained for it, in place of those in
+    the cache."""
 
-    def __init__(self, published: Published, *, name: str, dtype: str = "float32", draft: bool = False) -> None:
-        self.published, self.name, self.dtype, self._draft = published, name, dtype, draft
+    def __init__(
+        self,
+        published: Published,
+        *,
+        name: str,
+        dtype: str = "float32",
+        draft: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        self.published, self.name, self.dtype, self._draft, self._folder = published, name, dtype, draft, folder
+        one = isinstance(published, OneStream)
+        if folder is not None and not one:
+            raise InvalidOption(f"{name} takes no draft heads: its tokens are no single stream of codes")
+        self._names = drafters(heads=one, views=isinstance(published, OneStream) and _is_decoder(published))
+        self._heads: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}>"
@@ -134,12 +169,20 @@ class PublishedSpeech:
     @property
     def drafters(self) -> Listing:
         """Names to give as `drafter`, with what each does, needs and lacks here."""
-        return listed_drafters(published=True, draft=self._draft)
+        return listed_drafters(self._names, draft=self._draft, folder=self._folder, published=self.name)
 
     @property
     def rules(self) -> Listing:
         """Names to give as `rule`, with what each does."""
         return listed_rules()
+
+    def draft_head(self, recipe: str) -> Any:
+        """The draft head that a recipe trained for this model, laid out for this machine."""
+        if recipe not in self._heads:
+            assert isinstance(self.published, OneStream)
+            target = self.published.target()
+            self._heads[recipe] = recipes.published_head(recipe, target, self.name, self._folder).drafts(target)
+        return self._heads[recipe]
 
     def generate(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> PublishedResult:
         """Generate until the end or `max_new_tokens`, which is in the class's unit: frames, tokens or columns. The
@@ -206,7 +249,7 @@ class Stream(Iterator[Step]):
 
     def _decode_stage(self, stage: Stage, tokens: list[int]) -> Generator[Step]:
         options = self._options
-        drafter, rule = options.resolve(stage)
+        drafter, rule = options.resolve(stage, self._model)
         sampling = Sampling(
             temperature=options.temperature,
             top_k=options.top_k,
@@ -273,7 +316,7 @@ FAMILY: Family[Published] = Family(
         "musicgen": HubClass("musicgen", "Musicgen", "MusicgenForConditionalGeneration"),
         "bark": HubClass("bark", "Bark", "BarkModel"),
         "whisper": HubClass("whisper", "Whisper", "WhisperForConditionalGeneration"),
-        "llama": HubClass("llasa", "Llasa", "LlamaForCausalLM"),
+        "llama": HubClass("llama", "of_model", opener="open_folder", quantized=True),
     },
     refused={
         "dia": "under guidance its class samples from the conditional distribution restricted to the top codes of the "
@@ -297,16 +340,23 @@ def load(
     device: str | torch.device = AUTO,
     dtype: str | torch.dtype = AUTO,
     revision: str | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> PublishedSpeech:
-    """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family; further
-    options are those of the class, such as MusicGen's guidance."""
+    """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family, `folder` holds
+    draft heads trained for it (by default those in the cache); further options are those of the class, such as
+    MusicGen's guidance."""
     device = usable_device(device)
-    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, DTYPES)
+    dtype = usual_dtype(device) if dtype == AUTO else dtype_name(dtype, (*DTYPES, *QUANTIZED))
     if draft_model is not None:
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
-    return PublishedSpeech(model, name=str(source), dtype=dtype, draft=draft_model is not None)
+    return PublishedSpeech(model, name=str(source), dtype=dtype, draft=draft_model is not None, folder=folder)
+
+
+def _is_decoder(model: OneStream) -> bool:
+    """Whether a model runs on our own decoder."""
+    return isinstance(model.target(), Decoder)
 
 
 def processor_of(processor: Any, what: str) -> Any:

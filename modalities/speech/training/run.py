@@ -41,6 +41,10 @@ _Objective = RecogniserObjective | CodecObjective | VoiceObjective
 def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train the request's recipes in order, and return their weight files (for speech-data its folder)."""
     wanted = [recipes.recipe(name) for name in request.recipes]
+    if request.model is not None:
+        from outrider.speech.training.published import train_head
+
+        return [train_head(recipe, request, say) for recipe in wanted]
     return [_synthesise(request, say) if recipe.name == DATA else _train(recipe, request, say) for recipe in wanted]
 
 

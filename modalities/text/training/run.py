@@ -28,7 +28,7 @@ from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
 from outrider.core.trace import Step
 from outrider.core.training.checkpoint import about, begin, vocabulary
-from outrider.core.training.dataset import DecoderTeacher, Lesson, rejections, split
+from outrider.core.training.dataset import Lesson, TargetTeacher, rejections, split
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.optim import TrainingError, remove_checkpoint
 from outrider.text.loading import load
@@ -141,7 +141,7 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         "seed": request.seed,
     }
     training = HeadTraining(
-        DecoderTeacher(target),
+        TargetTeacher(target),
         draft_heads,
         _Source(lm, files, request, draft_heads),
         held_out,

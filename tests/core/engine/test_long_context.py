@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.assets.store import read_json
 from outrider.core.batching import ContinuousBatch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.engine.captured_passes import with_graphs
 from outrider.core.engine.checkpoints import load
 from outrider.core.engine.linear import fastest
+from outrider.core.engine.loading.folder import target_of_folder
+from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
@@ -25,7 +27,6 @@ from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.testing.conformance import trial_drafter
 from outrider.core.testing.shadow.device import shadow_device
 from outrider.core.tree import Tree
-from outrider.text import loading
 
 transformers = pytest.importorskip("transformers")
 
@@ -136,13 +137,13 @@ def test_graphs_cross_the_switch(name: str | None) -> None:
     with shadow_device():
         target = ours(device="cuda")
         drafter = None if name is None else trial_drafter(DRAFTERS[name], {}, lambda: target)
-        assert decoded(loading.make_decoder(loading.with_graphs(target.network)), drafter) == greedy()
+        assert decoded(make_decoder(with_graphs(target.network)), drafter) == greedy()
 
 
 def test_threads_on_both_sides_of_the_switch() -> None:
     network = ours().network
     with ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda prompt: decoded(loading.make_decoder(network), None, [prompt])[0], PROMPTS * 6)
+        found = threads.map(lambda prompt: decoded(make_decoder(network), None, [prompt])[0], PROMPTS * 6)
         assert list(found) == greedy() * 6
 
 
@@ -167,7 +168,7 @@ def test_compiled_passes_cross_the_switch() -> None:
     )
 
     def target(dtype: torch.dtype, seed: int = 1) -> Decoder:
-        return loading.make_decoder(random_network(config, seed, dtype=dtype).map_linears(fastest))
+        return make_decoder(random_network(config, seed, dtype=dtype).map_linears(fastest))
 
     plain = decoded(target(torch.bfloat16), None)
     assert decoded(target(torch.bfloat16), trial_drafter(DRAFTERS["prompt-lookup"], {}, lambda: None)) == plain
@@ -180,8 +181,7 @@ def test_compiled_passes_cross_the_switch() -> None:
 
 def test_a_folder_has_the_whole_context(tmp_path: Path) -> None:
     theirs().save_pretrained(tmp_path)
-    described = read_json(tmp_path / "config.json")
-    make, context = loading._target(tmp_path, described, "float32", "float32", torch.device("cpu"), None, None)
+    make, context = target_of_folder(tmp_path, "float32", torch.device("cpu"))
     target = make()
     assert context == 128 and isinstance(target, Decoder)
     assert decoded(target, None) == greedy()

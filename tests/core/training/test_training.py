@@ -28,7 +28,7 @@ from outrider.core.errors import OutriderError
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.training.acceptance_curve import walk
 from outrider.core.training.checkpoint import about, begin, load, save
-from outrider.core.training.dataset import DecoderTeacher, Lesson, batches, read, rejections, split
+from outrider.core.training.dataset import Lesson, TargetTeacher, batches, read, rejections, split
 from outrider.core.training.draft_head import Batch, Guess, agreement
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.losses import Loss, kl
@@ -58,7 +58,7 @@ def lessons(target: Decoder) -> list[Lesson]:
 
 
 def test_the_teachers_distributions_are_those_of_decoding(target: Decoder, lessons: list[Lesson]) -> None:
-    batch = read(DecoderTeacher(target), lessons[:5], frozenset({"layer.1"}))
+    batch = read(TargetTeacher(target), lessons[:5], frozenset({"layer.1"}))
     assert batch.tokens.shape == batch.answer.shape == (5, 23) and batch.taps["layer.1"].shape == (5, 23, 32)
     where = batch.loss_mask()
     distributions = batch.teacher_log_probs(where)
@@ -74,9 +74,9 @@ def test_the_teachers_distributions_are_those_of_decoding(target: Decoder, lesso
 
 def test_rows_of_unequal_length_are_read_as_alone(target: Decoder) -> None:
     rows = [Lesson((1, 2), (3, 4, 5)), Lesson((9,), (8,)), Lesson((4, 4, 4), (1, 2, 3, 4, 5), counts=(0, 3))]
-    together = read(DecoderTeacher(target), rows, frozenset())
+    together = read(TargetTeacher(target), rows, frozenset())
     for row, one in enumerate(rows):
-        alone = read(DecoderTeacher(target), [one], frozenset())
+        alone = read(TargetTeacher(target), [one], frozenset())
         states = together.taps["last"][row, : one.size]
         torch.testing.assert_close(states, alone.taps["last"][0], atol=1e-5, rtol=1e-5)
         assert together.answer[row].nonzero()[:, 0].tolist() == alone.answer[0].nonzero()[:, 0].tolist()
@@ -87,9 +87,7 @@ def test_rows_of_unequal_length_are_read_as_alone(target: Decoder) -> None:
 def test_validation_measures_the_accuracy_that_shapes_a_static_tree(target: Decoder, lessons: list[Lesson]) -> None:
     torch.manual_seed(0)
     head = MedusaHeads(target, heads=2)
-    training = HeadTraining(
-        DecoderTeacher(target), {"medusa": head}, lambda *_: lessons, lessons[:9], Path(), tokens=64
-    )
+    training = HeadTraining(TargetTeacher(target), {"medusa": head}, lambda *_: lessons, lessons[:9], Path(), tokens=64)
     training.validate({"medusa": head}, nullcontext)
     rates = torch.tensor(head.config["accuracy"])
     assert rates.shape == (2, 10) and ((rates >= 0) & (rates.sum(1, keepdim=True) <= 1.001)).all()
@@ -105,7 +103,7 @@ def test_validation_measures_the_accuracy_that_shapes_a_static_tree(target: Deco
 
 
 def test_one_pass_gives_the_states_of_the_prefill() -> None:
-    teacher = DecoderTeacher(Decoder.random(CONFIG, 0))
+    teacher = TargetTeacher(Decoder.random(CONFIG, 0))
     rows, needs = [[1, 2, 3], list(range(20)), [4]], frozenset({"layer.1", "embedding"})
     known, states = teacher._prefill(rows, needs), teacher._pass(rows, needs)
     assert known.keys() == states.keys() == needs | {"last"}
@@ -163,7 +161,7 @@ def test_a_distilled_draft_model_drafts_as_simulated(target: Decoder, lessons: l
     draft_head = SmallModel(target, layers=(0, -1), vocabulary=torch.arange(48))
     plan = Plan(minutes=1e6, steps=60, rate=3e-3, precision="no", validations=1)
     training = HeadTraining(
-        DecoderTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, tmp_path, tokens=256, depth=4
+        TargetTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, tmp_path, tokens=256, depth=4
     )
     progress = Trainer(training, plan, tmp_path, quiet=True).run()
     first, last = (row["models"]["draft-model"]["tokens_per_pass"] for row in progress.history)
@@ -196,7 +194,7 @@ def test_precision_stays_16_bits_after_a_validation(
             return super().loss(batch, loss)
 
     monkeypatch.setattr("outrider.core.training.optim.halves", lambda: True)
-    draft_heads, teacher = {"draft-model": Watched(target, layers=(0,))}, DecoderTeacher(target)
+    draft_heads, teacher = {"draft-model": Watched(target, layers=(0,))}, TargetTeacher(target)
     training = HeadTraining(teacher, draft_heads, lambda *_: lessons[:40], lessons[80:], tmp_path, tokens=256)
     Trainer(training, Plan(minutes=1e6, steps=3, validations=1000), tmp_path, quiet=True).run()
     assert seen == [True] * 3
@@ -212,13 +210,13 @@ def test_only_low_rank_corrections_are_saved(target: Decoder, lessons: list[Less
                 one.normal_(std=0.1)
     save(draft_head, tmp_path / "small.safetensors", {"seed": 0})
     again = load(tmp_path / "small.safetensors", {"SmallModel": SmallModel}, target)
-    batch = read(DecoderTeacher(target), lessons[:4], frozenset())
+    batch = read(TargetTeacher(target), lessons[:4], frozenset())
     with torch.no_grad():
         (mine,), (theirs,) = draft_head.guesses(batch), again.guesses(batch)
         assert (mine.logits - theirs.logits).abs().max() < 0.3 < mine.logits.std()
         model = again.drafts(target)
         rows = [[*one.prompt, *one.answer] for one in lessons[:4]]
-        states = DecoderTeacher(model).states(rows, frozenset())["last"][batch.loss_mask()]
+        states = TargetTeacher(model).states(rows, frozenset())["last"][batch.loss_mask()]
         logits = model.network.logits(states)
     torch.testing.assert_close(logits[:, ::2], theirs.logits, atol=1e-4, rtol=1e-4)
     assert (logits[:, 1::2] == -torch.inf).all() and model.weight_bytes < target.weight_bytes
@@ -301,7 +299,7 @@ from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.drafters.tree_shapes import by_accuracy, validate
 from outrider.core.engine.transformer import Config, Decoder
-from outrider.core.training.dataset import DecoderTeacher, Lesson
+from outrider.core.training.dataset import TargetTeacher, Lesson
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
@@ -315,7 +313,7 @@ draft_head = SmallModel(target, layers=(0, -1))
 often = float(sys.argv[2])
 plan = Plan(minutes=1e6, steps=400, precision="no", validations=1, checkpoint_minutes=often)
 heads, out = {"small": draft_head}, Path(sys.argv[1])
-training = HeadTraining(DecoderTeacher(target), heads, lambda *_: lessons, lessons[:4], out, tokens=64)
+training = HeadTraining(TargetTeacher(target), heads, lambda *_: lessons, lessons[:4], out, tokens=64)
 Trainer(training, plan, out).run()
 """
 
@@ -359,7 +357,7 @@ def test_rejected_drafts_of_serving_become_examples(target: Decoder, lessons: li
     assert lesson is not None and lesson.answer == lessons[0].answer[: len(lesson.answer)]
     wrong = [place for step in steps for place in [step.sources[-1] == "resampled"]]
     assert len(lesson.counts or ()) == sum(wrong) > 0
-    batch = read(DecoderTeacher(target), [lesson], frozenset())
+    batch = read(TargetTeacher(target), [lesson], frozenset())
     draft_head = SmallModel(target, layers=(0, -1))
     assert int(batch.answer.sum()) == sum(wrong)
     assert not draft_head.hits(batch, 1)[batch.answer].any()  # those are just the places where it is wrong

@@ -31,7 +31,7 @@ from outrider.core.testing.conformance import (
     total_variation,
 )
 from outrider.image.hub.model import published
-from outrider.image.recipes import home_for
+from outrider.image.recipes import SHELF
 from tests.rows_of_one_prompt import Rows
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def test_heads_are_trained_by_one_command_and_change_no_token(
     with pytest.raises(OutriderError, match=r"outrider train image-spatial --model .* --prompts FILE"):
         im.generate(prompt, drafter="spatial")
     if name == "imagegpt":
-        heads = home_for(str(model), "image-medusa")
+        heads = SHELF.home_for(str(model), "image-medusa")
         assert json.loads((heads / "curve.json").read_text()) and (heads.parent / "images.json").is_file()
         command = ["image", prompt, "--model", str(model), "--weights", str(heads), "--dtype", "float32"]
         done = CliRunner().invoke(cli, [*command, "--drafter", "medusa", "-o", str(tmp_path / "drawn.png")])

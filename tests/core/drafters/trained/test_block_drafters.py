@@ -22,7 +22,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import random_draft_head
 from outrider.core.testing.table_target import TableTarget
-from outrider.core.training.dataset import DecoderTeacher, Lesson, read
+from outrider.core.training.dataset import Lesson, TargetTeacher, read
 from outrider.core.training.losses import resolve
 
 SHAPE = Config(vocabulary=31, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
@@ -43,7 +43,7 @@ def shaken(head: Any, much: float = 0.2) -> Any:
 
 
 def batch(model: Decoder, head: Any) -> Any:
-    return read(DecoderTeacher(model), [Lesson(tuple(TEXT[:2]), tuple(TEXT[2:]))], head.needs)
+    return read(TargetTeacher(model), [Lesson(tuple(TEXT[:2]), tuple(TEXT[2:]))], head.needs)
 
 
 def test_the_convolution_mixes_a_position_with_the_one_before_it_in_its_block() -> None:

@@ -23,7 +23,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import random_draft_head
 from outrider.core.training.acceptance_curve import Curve, walk
-from outrider.core.training.dataset import DecoderTeacher, Lesson, read
+from outrider.core.training.dataset import Lesson, TargetTeacher, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
 from tests.turns import takes_turn
@@ -90,7 +90,7 @@ def test_drafting_computes_what_training_computed(method: Method, config: dict[s
             weight.add_(torch.randn(weight.shape) * 0.1)
     learner.eval()
     tokens = [random.Random(3).randrange(31) for _ in range(12)]
-    batch = read(DecoderTeacher(model), [Lesson(tuple(tokens[:2]), tuple(tokens[2:]))], learner.needs)
+    batch = read(TargetTeacher(model), [Lesson(tuple(tokens[:2]), tuple(tokens[2:]))], learner.needs)
     with torch.no_grad():
         guesses = sorted(learner.guesses(batch), key=lambda one: one.offset)
     drafter = Learned(learner.drafts(model))
@@ -185,7 +185,7 @@ def lessons(model: Decoder, count: int, length: int) -> list[Lesson]:
     return [Lesson(tuple(one), tuple(answer)) for one, answer in zip(prompts, found, strict=True)]
 
 
-def judged(learner: Any, teacher: DecoderTeacher, held: list[Lesson]) -> Curve:
+def judged(learner: Any, teacher: TargetTeacher, held: list[Lesson]) -> Curve:
     batch = read(teacher, held, learner.needs)
     learner.eval()
     with torch.no_grad():
@@ -200,7 +200,7 @@ def judged(learner: Any, teacher: DecoderTeacher, held: list[Lesson]) -> Curve:
 )
 def test_training_improves_drafts_as_simulated(method: Method, measured: Any) -> None:
     model = Decoder.random(SHAPE, seed=5)
-    teacher = DecoderTeacher(model)
+    teacher = TargetTeacher(model)
     every = lessons(model, 220, 24)
     held, known = every[:40], every[40:]
     learner = draft_head(method, model, vocabulary=0)

@@ -14,7 +14,7 @@ from outrider.core.drafters.trained.falcon import FalconHead
 from outrider.core.engine.trainable.block import AttentionMask
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.training.dataset import DecoderTeacher, Lesson, read
+from outrider.core.training.dataset import Lesson, TargetTeacher, read
 from outrider.core.training.draft_head import Batch
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
@@ -30,7 +30,7 @@ def head(model: Decoder, **config: Any) -> FalconHead:
 
 
 def lesson(model: Decoder) -> Batch:
-    return read(DecoderTeacher(model), [Lesson(tuple(TOKENS[:2]), tuple(TOKENS[2:] * 3))], frozenset({"last"}))
+    return read(TargetTeacher(model), [Lesson(tuple(TOKENS[:2]), tuple(TOKENS[2:] * 3))], frozenset({"last"}))
 
 
 def test_the_next_pass_continues_from_the_drafted_tokens() -> None:

@@ -21,7 +21,7 @@ from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import random_draft_head
-from outrider.core.training.dataset import DecoderTeacher, Lesson, read
+from outrider.core.training.dataset import Lesson, TargetTeacher, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
 
@@ -59,7 +59,7 @@ def test_training_reads_what_drafting_reads() -> None:
     for vocabulary in (0, tuple(range(30, 3, -1))):
         learner = draft_head(model, vocabulary=vocabulary)
         rows = [[random.Random(n).randrange(31) for _ in range(size)] for n, size in enumerate((40, 12))]
-        batch = read(DecoderTeacher(model), [Lesson(tuple(row[:2]), tuple(row[2:])) for row in rows], learner.needs)
+        batch = read(TargetTeacher(model), [Lesson(tuple(row[:2]), tuple(row[2:])) for row in rows], learner.needs)
         with torch.no_grad():
             guesses = list(learner.guesses(batch))
         assert [one.offset for one in guesses] == [2, 3, 4]
@@ -91,7 +91,7 @@ def test_only_the_embeddings_learn() -> None:
     model = target(torch.float32)
     before = [layer.qkv.weight.clone() for layer in model.network.layers]
     learner = draft_head(model)
-    batch = read(DecoderTeacher(model), [Lesson((1, 2), tuple(range(3, 28)))], learner.needs)
+    batch = read(TargetTeacher(model), [Lesson((1, 2), tuple(range(3, 28)))], learner.needs)
     torch.autograd.backward(learner.loss(batch, resolve("kl")))
     assert [name for name, _ in learner.named_parameters()] == ["embeddings"] == list(learner.state_dict())
     assert learner.embeddings.grad is not None and (learner.embeddings.grad.abs().sum(1) > 0).all()
@@ -162,7 +162,7 @@ def test_training_improves_drafts_as_simulated(measured: Any) -> None:
     for step in decode(model, None, Exact(), prompts, sampling=GREEDY, max_new_tokens=24):
         answers[step.row] += step.emitted
     every = [Lesson(tuple(one), tuple(two)) for one, two in zip(prompts, answers, strict=True)]
-    held, known, teacher, learner = every[:30], every[30:], DecoderTeacher(model), draft_head(model)
+    held, known, teacher, learner = every[:30], every[30:], TargetTeacher(model), draft_head(model)
     optimiser = torch.optim.AdamW(learner.parameters(), lr=3e-2)
     curve = []
     for turn in range(60):

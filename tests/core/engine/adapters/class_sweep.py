@@ -209,7 +209,7 @@ Causal language model classes of transformers {version} as targets, each with a 
 (`tests/core/engine/adapters/class_sweep.py`, which writes this page). *Equal*: plain, with `prompt-lookup` and with a
 draft model, alone and in a batch of unequal prompts, the greedy tokens are those of the class's own `generate`.
 *Refused*: loading raises an error with this reason before anything runs; use the class's `generate`. *Draft trees*:
-as the class itself scores them, through `from_transformers`; our own decoder, which `text.load` chooses for the
+as the class itself scores them, through `core.engine.adapters`; our own decoder, which `text.load` chooses for the
 architectures of [this list](architectures.md), scores every tree in one pass.
 
 {kinds["equal"]} equal, {kinds["refused"]} refused, {kinds["broken"]} with other tokens; {kinds["not built"]} are \
