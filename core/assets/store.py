@@ -229,6 +229,13 @@ def hub_head(repo: str) -> Path:
     return folder
 
 
+def head_folder(source: str | Path) -> Path:
+    """The file or folder of a draft head; one that is named by its hub id is fetched."""
+    path = Path(source).expanduser()
+    named = not path.exists() and isinstance(source, str) and path.suffix != ".safetensors" and is_hub_id(source)
+    return hub_head(str(source)) if named else path
+
+
 def hub_folder(repo: str, *, revision: str | None = None, patterns: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a hub model in the hub's own cache; downloaded unless offline."""
     from huggingface_hub import constants, snapshot_download

@@ -146,7 +146,7 @@ class SpeechModel:
         return resolve_drafter(
             options,
             draft_model=lambda: self.draft_model(phoneme_ids, script),
-            draft_head=lambda recipe: self._draft_head(recipe, script),
+            draft_head=lambda recipe, _: self._draft_head(recipe, script),
             lossless=self.rule(options).made.lossless,
         )
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from outrider.core.assets.hub_models import is_published
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, Input
 from outrider.core.methods.listing import Listing
@@ -89,23 +90,24 @@ def resolve_drafter(
     options: Options,
     *,
     draft_model: Callable[[], Target],
-    draft_head: Callable[[str], Any] | None = None,
+    draft_head: Callable[[str, Method], Any] | None = None,
     names: Sequence[str] | None = None,
     lossless: bool = True,
 ) -> Resolved[Drafter | None]:
     """The drafter of these options, one of `names`. `draft_model` gives a smaller model, `draft_head` the trained head
-    of a recipe. Under a rule that is not `lossless` drafters begin with other options."""
+    of a recipe for a drafter, or one that others published. Under a rule that is not `lossless` drafters begin with
+    other options."""
 
     def head(request: Request) -> Any:
-        """`head` names a recipe where several serve one drafter, such as "medusa-6"."""
+        """`head` names a recipe where several serve one drafter, such as "medusa-6"; or a folder or hub id."""
         if request.given and not isinstance(request.value, str):
             return request.value
         recipe, drafter = request.value or request.method.name, request.method.name
         serving = [name for name, served in recipes.trained_heads().items() if served == drafter]
-        if recipe not in serving:
+        if recipe not in serving and not is_published(recipe):
             raise unknown(f"draft head of {drafter}", recipe, serving)
         assert draft_head is not None
-        return draft_head(recipe)
+        return draft_head(recipe, request.method)
 
     inputs: dict[Input, Provider] = {Input.DRAFT_MODEL: unless_given(lambda request: draft_model())}
     if draft_head is not None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.assets.store import hub_head, is_hub_id
+from outrider.core.assets.store import head_folder
 from outrider.core.cost.break_even import Costs
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.lookup.retrieval import Datastore
@@ -142,7 +142,7 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     """The source if it is an object; else the weights in a file, or those of the drafter's recipe."""
     if source is not None and not isinstance(source, str | Path):
         return source
-    path = recipes.find(model.name, drafter) if source is None else head_path(source)
+    path = recipes.find(model.name, drafter) if source is None else head_folder(source)
     if path is None:
         raise recipes.missing(model.source, drafter)
     if (path, drafter) in model.prepared_heads:
@@ -155,16 +155,9 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     return head
 
 
-def head_path(source: str | Path) -> Path:
-    """The file or folder of a draft head; one that is named by its hub id is fetched."""
-    path = Path(source).expanduser()
-    named = not path.exists() and isinstance(source, str) and path.suffix != ".safetensors" and is_hub_id(source)
-    return hub_head(str(source)) if named else path
-
-
 def drafters_of_head(model: TextModel, source: Any) -> list[str]:
     """The drafters that can run a draft head, in the order of the table: eagle before eagle2."""
-    path = head_path(source) if isinstance(source, str | Path) else None
+    path = head_folder(source) if isinstance(source, str | Path) else None
     head = source
     if path is not None:
         loaded = (each for (file, _), each in model.draft_heads.items() if file == path)

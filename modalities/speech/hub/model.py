@@ -14,15 +14,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from outrider.core.assets.hub_models import DTYPES, QUANTIZED, Family, HubClass
+from outrider.core.assets.hub_models import DTYPES, QUANTIZED, Family, HubClass, is_published
+from outrider.core.assets.store import head_folder
 from outrider.core.async_stream import pieces
 from outrider.core.decode import Stop, decode
 from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.distribution import LogitsProcessor, Sampling
+from outrider.core.drafters.trained.import_checkpoints import read_foreign
 from outrider.core.engine.adapters.model_parts import SharingTarget
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods.listing import Listing
+from outrider.core.methods.row import Method
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, conditions
@@ -161,7 +164,7 @@ class PublishedSpeech:
         if folder is not None and not one:
             raise InvalidOption(f"{name} takes no draft heads: its tokens are no single stream of codes")
         self._names = drafters(heads=one, views=isinstance(published, OneStream) and _is_decoder(published))
-        self._heads: dict[str, Any] = {}
+        self._heads: dict[tuple[str, str], Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}>"
@@ -176,13 +179,20 @@ class PublishedSpeech:
         """Names to give as `rule`, with what each does."""
         return listed_rules()
 
-    def draft_head(self, recipe: str) -> Any:
-        """The draft head that a recipe trained for this model, laid out for this machine."""
-        if recipe not in self._heads:
-            assert isinstance(self.published, OneStream)
+    def draft_head(self, name: str, method: Method) -> Any:
+        """The draft head that a recipe trained for this model, or that others published in a folder or on the hub, laid
+        out for this machine."""
+        if (name, method.name) not in self._heads:
+            assert isinstance(self.published, OneStream) and isinstance(method.draft_head, type)
             target = self.published.target()
-            self._heads[recipe] = recipes.published_head(recipe, target, self.name, self._folder).drafts(target)
-        return self._heads[recipe]
+            if is_published(name):
+                head = read_foreign(head_folder(name), target)
+            else:
+                head = recipes.published_head(name, target, self.name, self._folder)
+            if not isinstance(head, method.draft_head):
+                raise Incompatible(f"{name} holds a {type(head).__name__}, which '{method.name}' can't use")
+            self._heads[name, method.name] = head.drafts(target)
+        return self._heads[name, method.name]
 
     def generate(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> PublishedResult:
         """Generate until the end or `max_new_tokens`, which is in the class's unit: frames, tokens or columns. The

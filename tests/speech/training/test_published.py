@@ -18,6 +18,7 @@ from outrider.app.cli import cli
 from outrider.app.page.backends.interface import ModelSpec, checked
 from outrider.app.page.backends.speech import SpeechBackend
 from outrider.core.distribution import Sampling
+from outrider.core.drafters.trained.export_checkpoints import write_published
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import OutriderError
@@ -28,7 +29,7 @@ from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.training.dataset import TargetTeacher
 from outrider.speech.hub.model import published
-from outrider.speech.recipes import RECIPES, SHELF, published_kind
+from outrider.speech.recipes import RECIPES, SHELF, published_head, published_kind
 
 pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py")))
@@ -64,6 +65,13 @@ def test_heads_are_trained_by_one_command_and_change_no_token(folder: Path) -> N
             assert drawn.tokens == plain.tokens and drawn.trace.summary().drafted > 0, drafter
     with pytest.raises(OutriderError, match=r"outrider train speech-medusa-6 --model .* --prompts FILE"):
         sp.generate("good morning", drafter="medusa", drafter_options={"head": "medusa-6"})
+    head = published_head("eagle3", sp.published.target(), model)  # type: ignore[attr-defined]
+    write_published(head, folder / "exported", model)
+    others = {"head": str(folder / "exported")}
+    same = sp.generate("good morning", drafter="eagle3", drafter_options=others, max_new_tokens=40)
+    assert same.tokens == sp.generate("good morning", max_new_tokens=40).tokens
+    with pytest.raises(OutriderError, match="holds a Eagle3Head, which 'medusa' can't use"):
+        sp.generate("good morning", drafter="medusa", drafter_options=others)
     heads = SHELF.home_for(model, "speech-medusa")
     assert json.loads((heads / "curve.json").read_text()) and (heads.parent / "sentences.json").is_file()
     again = speech.load(model, dtype="float32", folder=heads)
