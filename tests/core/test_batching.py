@@ -86,10 +86,17 @@ def test_rows_decode_as_they_do_alone(name: str | None, mode: str) -> None:
         found[step.row] += step.emitted
         if number % 5 == 0 and (more := next(late, None)) is not None:
             found[batch.add(more.prompt, more.limit, seed=more.seed)] = []
+        assert not step.drafted
     assert [found[number] for number in range(8)] == [
         decode_alone(wish, target(), maker(name), make_rule("exact"), sampling=sampling, stop=stop) for wish in every
     ]
     batch.close()
+    assert batch.idle and not batch.round()
+
+
+def test_rows_move_where_memory_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "available", lambda: False)
+    test_rows_decode_as_they_do_alone(None, "greedy")
 
 
 # a kilobyte of cache for each token

@@ -213,6 +213,7 @@ class Forward(TableTarget):
     ("make", "words"),
     [
         (lambda: decode(target(), None, Exact(), [], max_new_tokens=3), "there are no prompts"),
+        (lambda: decode(target(), None, Exact(), [[0, 99]], max_new_tokens=3), "contains token 99"),
         (lambda: decode(target(), None, Exact(), [[1], []], max_new_tokens=3), "prompt 1 is empty"),
         (lambda: decode(target(), None, Exact(), [1, 2], max_new_tokens=3), "wrap it"),  # type: ignore[list-item]
         (lambda: decode(target(), None, Exact(), [[1, V]], max_new_tokens=3), "from 0 to 6"),

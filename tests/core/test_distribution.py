@@ -109,6 +109,11 @@ def test_striking_out_and_rows() -> None:
     )
 
 
+def test_tokens_that_are_none_have_no_probability() -> None:
+    law = Distribution(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]), None, 2)
+    assert law.at_rows(torch.tensor([[1, 0]]), torch.tensor([[[-1, 0], [1, 2]]])).tolist() == [[[0, 0.5], [0.75, 0]]]
+
+
 def test_penalties_count_prompt_output_and_path() -> None:
     options = Sampling(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     maker = LogitsPipeline(options, [[0]], 4, torch.device("cpu"))
@@ -219,6 +224,13 @@ def test_a_race_is_the_same_on_a_sparse_law() -> None:
 
 
 # ---- policies
+
+
+def test_noise_is_finite_where_all_bits_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.core.rng._mix32", lambda value, key: torch.full_like(value, -1))
+    law = Distribution(torch.full((1, 1, 4), 0.25), None, 4)
+    noise = CounterRNG.of(0, 1).noise(law, torch.zeros(1, 1, dtype=torch.long))
+    assert noise.dtype == torch.float32 and noise.isfinite().all() and (noise > 16).all()
 
 
 def test_lengths_follow_what_was_accepted() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.draft import Draft, select, stack
+from outrider.core.draft import Draft, forced, select, stack
 from outrider.core.drafters.per_row import PerRow
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
@@ -76,6 +76,19 @@ def test_drafts_are_selected_row_by_row() -> None:
     assert whole.note == ("", "who", "")
     nobody = select([Draft.empty(2), Draft.empty(2)], torch.tensor([0, 1]))
     assert nobody.size == 0 and nobody.rows == 2
+
+
+def test_a_selected_guess_that_was_not_drawn_stays_so() -> None:
+    mixed, drawn_ = stack([drawn(WIDE), fixed(2, 3)]), stack([drawn(NARROW), drawn(NARROW)])
+    chosen = select([drawn_, mixed], torch.tensor([0, 1]))
+    assert chosen.source is not None and chosen.source[1].tolist() == [-1, -1]
+    assert chosen.fixed[1].all() and not chosen.fixed[0].any()
+
+
+def test_known_tokens_are_a_chain_as_long_as_the_longest_row() -> None:
+    draft, verdict, _ = forced([[5, 6, 7], [8]], torch.device("cpu"))
+    assert draft.size == 2 and draft.live.tolist() == [[True, True], [False, False]]
+    assert verdict.rows(draft) == [[5, 6, 7], [8]] and draft.tokens.dtype == torch.long
 
 
 def test_kinds_of_siblings_are_not_mixed() -> None:

@@ -41,6 +41,11 @@ def test_a_shape_that_comes_up_again_knows_its_depth_and_width(seed: int) -> Non
     assert Tree.of(tuple(parents[0].tolist())) is known
 
 
+def test_the_table_of_children_is_as_wide_as_the_tree() -> None:
+    assert Tree.chain(3).children.tolist() == [[[0], [1], [2], [-1]]]
+    assert Tree.of((-1, -1, 0)).children.tolist() == [[[0, 1], [2, -1], [-1, -1], [-1, -1]]]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)

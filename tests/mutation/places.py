@@ -51,16 +51,17 @@ class Source:
         wrapper = MetadataWrapper(cst.parse_module(self.text))
         self.module = wrapper.module
         self._positions = wrapper.resolve(PositionProvider)
-        self.places = list(self._walk(self.module, ""))
+        self.places = list(self._walk(self.module, "", inside=False))
 
-    def _walk(self, node: cst.CSTNode, function: str) -> Iterator[Place]:
+    def _walk(self, node: cst.CSTNode, function: str, *, inside: bool) -> Iterator[Place]:
+        """The places in a node. `inside`: of a function, not of a module or a class's own body, which run once."""
         if isinstance(node, _LEFT_ALONE):
             return
         if isinstance(node, cst.If) and isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING":
             return
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             inner = f"{function}.{node.name.value}".lstrip(".")
-            yield from self._walk(node.body, inner)
+            yield from self._walk(node.body, inner, inside=isinstance(node, cst.FunctionDef))
             return
         parts = node.children
         if isinstance(node, cst.Assert):
@@ -69,10 +70,10 @@ class Source:
             parts = [node.args[1].value]
         elif isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict":
             return
-        elif function and not isinstance(node, cst.FormattedString):
+        elif inside and not isinstance(node, cst.FormattedString):
             yield from self._changed(node, function)
         for part in parts:
-            yield from self._walk(part, function)
+            yield from self._walk(part, function, inside=inside)
 
     def _changed(self, node: cst.CSTNode, function: str) -> Iterator[Place]:
         for kind, operator in mutation_operators:

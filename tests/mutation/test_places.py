@@ -13,6 +13,8 @@ LIMIT = 3
 
 
 class Kept:
+    most: int = 2
+
     def below(self, a: int | None, b: int = 1 + 1) -> bool:
         """A method."""
         if a is None:

@@ -114,6 +114,16 @@ P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
 ENTROPY = -float(torch.xlogy(P, P).sum())
 
 
+def test_typical_tries_the_longest_typical_path_first() -> None:
+    """Of two guesses with one child of the second, the second one where all are typical, the first where none is."""
+    target = table()
+    target.begin([PROMPT], Sampling(), frozenset())
+    draft = Draft.guess(torch.tensor([[0, 1, 2]]), Tree.of((-1, -1, 1)), torch.ones(1, 3, dtype=torch.bool))
+    scores = target.score(draft)
+    assert Typical(epsilon=1e-9)._longest_first(draft, scores).tolist() == [[1, 0, 0]]
+    assert Typical(epsilon=1.0, delta=1e9)._longest_first(draft, scores).tolist() == [[0, 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [

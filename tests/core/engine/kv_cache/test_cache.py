@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
@@ -187,6 +188,19 @@ def test_what_cannot_be_done_is_said() -> None:
         model.begin([[1]], Sampling(), frozenset({"layer.9"}))
     with pytest.raises(InvalidOption, match=r"context is 2048"):
         model.begin([[1] * 2049], Sampling())
+
+
+def test_an_empty_row_has_one_token_pending_and_nothing_scored() -> None:
+    cache = Cache((1, 2, 4), torch.float32, torch.device("cpu"))
+    cache.open()
+    cache.arrange([-1], 64)
+    cache.set_row(0, 3, 9)
+    cache.scored = 2
+    cache.arrange([0, -1], 64)
+    rows = cache.rows
+    assert (rows.host, rows.host_pending, cache.scored) == ((3, 0), (1, 1), -1)
+    assert rows.entries.tolist() == [3, 0] and rows.pending_count.tolist() == [1, 1]
+    assert rows.pending.tolist() == [[9], [0]]
 
 
 def test_a_plan_has_room_for_the_scratch_of_another_owner() -> None:

@@ -122,6 +122,11 @@ def test_reuse_changes_no_token(case: str) -> None:
         if memory is not None:
             assert batch.cache_bytes + batch.prefix_bytes <= memory
         assert batch.prefix_bytes <= held
+    assert batch._prefixes is not None
+    states = [block.hidden.values() for block in batch._prefixes._blocks]
+    tokens = sum(len(block.tokens) for block in batch._prefixes._blocks)
+    held_bytes = sum(tensor.nbytes for each in states for tensor in each)
+    assert batch.prefix_bytes == held_bytes + tokens * target.slot_bytes or bits == 8
     expected = alone(name, config, bits, sampling)
     for number, tokens in enumerate(expected):
         assert output[number] == (tokens if number != 1 else tokens[: len(output[1])]), number
