@@ -29,7 +29,7 @@ from outrider.app.page.controls import NO_PROGRESS, redraw, visitor
 from outrider.app.page.first_view import FirstView, first_view
 from outrider.app.page.guard import guarded
 from outrider.app.page.guard.access import LOCAL, Access
-from outrider.app.page.guard.limits import Limits
+from outrider.app.page.guard.limits import Limits, share_arenas
 from outrider.app.page.guard.sessions import abandoned, bound_sessions, forget, waiting_runs
 from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.lab_tab import LabTab
@@ -209,6 +209,7 @@ def serve(
     `access` says where it listens and whom it answers. `vllm` is the address of a vLLM server that runs the Text tab;
     `published` are the published models of tabs, loaded before the page opens. The Lab tab measures the language
     model of the Text tab, and our own image and speech models (`own`) in any case."""
+    share_arenas()  # before there are threads
     published = dict(published or {})
     language_model = published.pop("text", None)
     ours = own or backends(device, dtype, weights, language_model)
