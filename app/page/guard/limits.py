@@ -90,17 +90,34 @@ class Limits:
         if body is None:
             return
         if scope["path"] == _JOIN:
-            session = _session(body)
-            if self._unread.get(session, 0) >= UNREAD:
-                await _busy(scope, send, f"the results of {UNREAD} earlier calls were not read")
-                return
-            self._unread[session] = self._unread.pop(session, 0) + 1
-            for path in self.kept:
-                if json.dumps(path).encode() in body:
-                    self._held[path] = time.monotonic() + HELD, session
-            if len(self._unread) > 2 * SESSIONS:
-                self._unread.popitem(last=False)
-        await self.app(scope, _replay(body, receive), send)
+            await self._join(body, scope, receive, send)
+        else:
+            await self.app(scope, _replay(body, receive), send)
+
+    async def _join(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a call enter the queue, which holds the files that it names."""
+        session = _session(body)
+        unread = self._unread.pop(session, 0)
+        if unread >= UNREAD:
+            self._unread[session] = unread
+            await _busy(scope, send, f"the results of {UNREAD} earlier calls were not read")
+            return
+        self._unread[session] = unread + 1
+        if len(self._unread) > 2 * SESSIONS:
+            self._unread.popitem(last=False)
+        before = {path: self._held.pop(path, None) for path in self.kept if json.dumps(path).encode() in body}
+        self._held |= dict.fromkeys(before, (time.monotonic() + HELD, session))
+
+        async def answered(message: Message) -> None:
+            if message.get("status", 200) >= 400:  # the queue is full: nothing waits for the files
+                self._unread[session] = unread
+                for path, earlier in before.items():
+                    self._held.pop(path, None)
+                    if earlier is not None:
+                        self._held[path] = earlier
+            await send(message)
+
+        await self.app(scope, _replay(body, receive), answered)
 
     async def _body(self, scope: Scope, receive: Receive, send: Send, limit: int) -> bytes | None:
         """The request's body; None if it was refused or the client left."""

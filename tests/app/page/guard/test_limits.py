@@ -21,6 +21,7 @@ class Site:
     def __init__(self, folder: Path, patience: float = 5.0) -> None:
         self.folder, self.bodies = folder, list[bytes]()
         self.limits = Limits(self.page, 1_000, patience)
+        self.status = 200
 
     async def page(self, scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"] if scope["method"] == "POST" else b""
@@ -33,7 +34,7 @@ class Site:
                 file.parent.mkdir()
                 file.write_bytes(body)
             reply = json.dumps([str(file) for file in files]).encode()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
         await send({"type": "http.response.body", "body": reply})
 
     def files(self) -> int:
@@ -121,6 +122,26 @@ def test_a_file_stays_while_a_call_that_names_it_waits(site: Site, monkeypatch: 
     run(site.ask(STREAM, method="GET", query_string=b"session_hash=abc"))  # the results are read
     run(site.ask(UPLOAD, b"c"))
     assert not Path(path).is_file() and site.files() == 1
+
+
+def test_a_call_that_is_refused_holds_no_file(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue answered clients whose files then took all places for ten minutes."""
+    monkeypatch.setattr(module, "FRESH", -1.0)
+    (path,) = json.loads(run(site.ask(UPLOAD, b"a"))[1])
+    call = json.dumps({"data": [{"path": path}], "session_hash": "abc"}).encode()
+    site.status = 503
+    assert [run(site.ask(JOIN, call))[0] for _ in range(2 * UNREAD)] == [503] * 2 * UNREAD
+    site.status = 200
+    run(site.ask(UPLOAD, b"b"))
+    assert not Path(path).is_file() and site.files() == 1
+    (path,) = json.loads(run(site.ask(UPLOAD, b"c"))[1])
+    call = json.dumps({"data": [{"path": path}], "session_hash": "abc"}).encode()
+    assert run(site.ask(JOIN, call))[0] == 200  # refused calls have no results to read
+    site.status = 503
+    assert run(site.ask(JOIN, call))[0] == 503
+    site.status = 200
+    run(site.ask(UPLOAD, b"d"))
+    assert Path(path).is_file(), "the first call waits still"
 
 
 def test_several_files_in_one_upload_are_deleted(site: Site) -> None:
