@@ -29,7 +29,7 @@ from outrider.app.page.controls import NO_PROGRESS, redraw, visitor
 from outrider.app.page.first_view import FirstView, first_view
 from outrider.app.page.guard import guarded
 from outrider.app.page.guard.access import LOCAL, Access
-from outrider.app.page.guard.limits import Limits, share_arenas
+from outrider.app.page.guard.limits import Limits
 from outrider.app.page.guard.sessions import abandoned, bound_sessions, forget, waiting_runs
 from outrider.app.page.kept_recordings import KeptRecordings
 from outrider.app.page.lab_tab import LabTab
@@ -41,7 +41,7 @@ from outrider.app.page.trace_view import opening_race
 from outrider.app.page.traces_tab import TracesTab
 from outrider.app.viz.words import words
 from outrider.core.assets.catalogue import ASSETS
-from outrider.core.device import AUTO, device_name, usable_device, usual_dtype
+from outrider.core.device import AUTO, device_name, share_arenas, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 

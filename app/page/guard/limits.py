@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
-import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -28,8 +26,6 @@ UNREAD = 4  # calls of a session that nobody reads the results of
 SESSIONS = 64  # whose state is kept
 PATIENCE = 30.0  # seconds for a body to arrive, and for the reader of a stream to take a message
 
-_M_ARENA_MAX = -8  # of glibc's mallopt
-
 _API = "/gradio_api/"
 _UPLOAD, _JOIN, _STREAM, _CALL = f"{_API}upload", f"{_API}queue/join", f"{_API}queue/data", f"{_API}call/"
 _FILES = {"/", "/config", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json"}
@@ -38,14 +34,6 @@ _CALLS = {
 }
 _PATHS = frozenset({*_FILES, *_CALLS, _UPLOAD, _JOIN, _STREAM})
 _FOLDERS = ("/assets/", "/static/", "/svelte/", _CALL, f"{_API}heartbeat/", f"{_API}file=")
-
-
-def share_arenas() -> None:
-    """Let all threads allocate from two arenas. glibc gives each thread one of its own, where what the requests of
-    many visitors freed adds up."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 class Limits:
