@@ -131,7 +131,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="Precision of the weights: float32, bfloat16, float16, for Llasa int8 or int4 too; auto: by the device.",
+        help="Precision: float32, bfloat16, float16 (Llasa, Orpheus: int8, int4 too); auto: by the device.",
     ),
 ]
 Device = Annotated[

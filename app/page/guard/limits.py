@@ -98,7 +98,7 @@ class Limits:
 
         async def answered(message: Message) -> None:
             if message.get("status", 200) >= 400:  # the queue is full: nothing waits for the files
-                self._unread[session] = unread
+                self._unread[session] = max(self._unread.get(session, 0) - 1, 0)  # others may have come meanwhile
                 for path, earlier in before.items():
                     self._held.pop(path, None)
                     if earlier is not None:
