@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.core.constrained_drafter import constrained
+from outrider.core.constraint import ConstrainedPrompt, Constraint, Walker
 from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.per_row import batched
-from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError, Unsatisfied
 from outrider.core.protocol import (
     PREFILL_CHUNK,
     BatchedTarget,
@@ -52,6 +53,7 @@ class _Row:
     overtaken: int = 0
     round: int = 0
     reading: Generator[int, None, Prefill] | None = None
+    walker: Walker | None = None  # at what has been emitted, where a constraint holds
     chunk: int | None = None  # tokens that the next step of `reading` reads; None: it has not begun
     reused: int = 0  # prompt tokens that were copied, not read
 
@@ -63,7 +65,8 @@ class ContinuousBatch:
     What requests have read is held in at most `prefix_memory` bytes, part of `memory`, and is copied for a prompt that
     begins with the same tokens (0: only from active requests; None: prompts are read whole).
 
-    `stop(number, tokens)` is as for `decode`, with a request's number for the row. Not thread-safe.
+    `stop(number, tokens)` is as for `decode`, with a request's number for the row. `failed(number, error)` is told of
+    requests whose constraint lets nothing follow (None: the error is raised). Not thread-safe.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class ContinuousBatch:
         waiting: int = 100_000,
         patience: int = 16,
         stop: Stop | None = None,
+        failed: Callable[[int, OutriderError], object] | None = None,
         record: Record | None = None,
     ) -> None:
         if min(rows, waiting) < 1 or patience < 0:
@@ -102,7 +106,7 @@ class ContinuousBatch:
             raise Incompatible(
                 f"the drafter has a vocabulary of {self._drafter.vocabulary} and the target one of {target.vocabulary}"
             )
-        self._stop = stop
+        self._stop, self._failed = stop, failed
         rng = CounterRNG([], target.device)
         self._run = Run(
             target,
@@ -126,16 +130,23 @@ class ContinuousBatch:
 
     # ---- requests
 
-    def add(self, prompt: Sequence[int], max_new_tokens: int, *, seed: int = 0) -> int:
+    def add(
+        self, prompt: Sequence[int], max_new_tokens: int, *, seed: int = 0, constraint: Constraint | None = None
+    ) -> int:
         """Queue a request -> its number. Its output equals that of `decode` for it alone with `seed=[seed]`, up to
         rounding; under sampling not with drafters that choose by the number of rows (guarded, adaptive, auto) or learn
-        from earlier requests (swift)."""
+        from earlier requests (swift). A constraint of its own takes the place of the batch's, which may be `Free`."""
         check_prompt(prompt, self.target.vocabulary, f"request {self._next}'s prompt")
         if max_new_tokens < 1:
             raise InvalidOption(f"max_new_tokens is {max_new_tokens}; it must be 1 or more")
         if len(self._queue) >= self.max_waiting:
             raise InvalidOption(f"{len(self._queue):,} requests are waiting already; run the batch before adding more")
-        row = _Row(self._next, list(prompt), max_new_tokens, seed, len(prompt) + max_new_tokens + _SCRATCH)
+        if constraint is not None and self._run.sampling.constraint is None:
+            raise InvalidOption("the batch has no constraint; give its sampling one, such as Free()")
+        ids = list(prompt) if constraint is None else ConstrainedPrompt(prompt, constraint)
+        row = _Row(self._next, ids, max_new_tokens, seed, len(prompt) + max_new_tokens + _SCRATCH)
+        if obeyed := constraint or self._run.sampling.constraint:
+            row.walker = Walker(obeyed)
         if self.memory is not None and self._bytes([row.width]) > self.memory:
             raise InvalidOption(
                 f"a prompt of {len(prompt):,} tokens and {max_new_tokens:,} new ones need "
@@ -191,6 +202,7 @@ class ContinuousBatch:
         """One round: requests enter, a chunk of a prompt is read, every row that is ready is decoded. The row of each
         Step is its request's number."""
         self._drop()
+        self._fail()
         self._admit()
         self._read()
         self._reused = {row.number: row.reused for row in self._slots if row is not None}
@@ -240,6 +252,19 @@ class ContinuousBatch:
                 self._vacate(slot)
         self._cancelled.clear()
         self._close_up()
+
+    def _fail(self) -> None:
+        """End the requests that their constraints don't let go on, before they can stop a round of all."""
+        for slot, row in enumerate(self._slots):
+            if row is not None and row.walker is not None and not row.walker.reach(self._run.emitted[slot]):
+                error = row.walker.error or Unsatisfied(
+                    f"request {row.number} emitted a token that its constraint forbids: the constraint lets nothing "
+                    "follow there, or the logits processors forbid all that it allows"
+                )
+                self._vacate(slot)
+                if self._failed is None:
+                    raise error
+                self._failed(row.number, error)
 
     def _vacate(self, slot: int) -> None:
         row, self._slots[slot] = self._slots[slot], None

@@ -53,7 +53,7 @@ class ConstrainedDrafter:
         self.inner, self.constraint = drafter, constraint
         self.vocabulary, self.needs, self.readings = drafter.vocabulary, drafter.needs, readings_of(drafter)
         self._plain, self._keeps = isinstance(drafter, Plain), isinstance(drafter, StandaloneDrafter)
-        self._masks = PathMasks.of(constraint, 0)
+        self._masks = PathMasks.of(constraint, [])
         self._own = Draft.empty(0)
 
     @property
@@ -61,7 +61,7 @@ class ConstrainedDrafter:
         return self.inner.bytes_read
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._masks = PathMasks.of(self.constraint, len(prompts))
+        self._masks = PathMasks.of(self.constraint, prompts)
         self.inner.begin(prefill, prompts, sampling)
 
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
@@ -70,7 +70,7 @@ class ConstrainedDrafter:
         return isinstance(self.inner, BatchedDrafter) and self.inner.supports_batching()
 
     def open(self, sampling: Sampling) -> None:
-        self._masks = PathMasks.of(self.constraint, 0)
+        self._masks = PathMasks.of(self.constraint, [])
         self._batched.open(sampling)
 
     def arrange(self, order: Sequence[int], width: int) -> None:
@@ -78,7 +78,7 @@ class ConstrainedDrafter:
         self._batched.arrange(order, width)
 
     def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        self._masks = self._masks.entered(row)
+        self._masks = self._masks.entered(row, prompt)
         self._batched.enter(row, prefill, prompt)
 
     def leave(self, row: int) -> None:
@@ -99,7 +99,7 @@ class ConstrainedDrafter:
         left = room.tolist()
         for row, (walker, output) in enumerate(zip(self._masks.walkers, self._masks.outputs, strict=True)):
             if left[row] >= 0 and not walker.reach(output):
-                raise Unsatisfied(
+                raise walker.error or Unsatisfied(
                     f"row {row} emitted a token that its constraint forbids, after {max(len(output) - 1, 0)} tokens: "
                     "the constraint lets nothing follow there, or the logits processors forbid all that it allows"
                 )

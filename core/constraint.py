@@ -1,14 +1,15 @@
 """Constraints on an output: which token ids may follow which, path by path.
 
-A `Constraint` starts a `Cursor` for each row; a cursor advances by tokens, retreats, and says which ids may follow.
-`PathMasks` holds the cursors of a batch and gives a mask for each node of a draft: a mask belongs to the path that
-leads to a node, not to its depth. Independent of what a token means and of how masks are applied.
+A `Constraint` starts a `Cursor` for each row, whose prompt may have a constraint of its own; a cursor advances by
+tokens, retreats, and says which ids may follow. `PathMasks` holds the cursors of a batch and gives a mask for each node
+of a draft: a mask belongs to the path that leads to a node, not to its depth. Independent of what a token means and of
+how masks are applied.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, OutriderError
 
 _WORD = 32  # ids of a mask's word
 
@@ -49,16 +50,67 @@ class Constraint(Protocol):
     def start(self) -> Cursor: ...
 
 
+class Free:
+    """Allows every output: for a batch in which requests may have constraints of their own."""
+
+    def start(self) -> Cursor:
+        return _Free()
+
+
+class _Free:
+    complete = True
+
+    def advance(self, token: int) -> bool:
+        return True
+
+    def retreat(self, count: int) -> None:
+        pass
+
+    def fill(self, words: np.ndarray) -> None:
+        words[:] = -1
+
+    def forced(self) -> list[int]:
+        return []
+
+
+class ConstrainedPrompt(list[int]):
+    """A prompt whose output obeys a constraint of its own instead of that of the other rows."""
+
+    def __init__(self, tokens: Iterable[int], constraint: Constraint) -> None:
+        super().__init__(tokens)
+        self.constraint = constraint
+
+
 class Walker:
-    """A cursor that goes to any output, by way of the longest common prefix with the last one."""
+    """A cursor that goes to any output, by way of the longest common prefix with the last one. After an error of the
+    cursor it starts again."""
 
     def __init__(self, constraint: Constraint) -> None:
-        self.cursor = constraint.start()
+        self._constraint = constraint
+        self._start(None)
+
+    def _start(self, error: OutriderError | None) -> None:
+        self.cursor, self.error = self._constraint.start(), error
         self._place: list[int] = []
 
     def reach(self, before: list[int], path: Sequence[int] = ()) -> bool:
         """Go to the output `before` followed by `path`; False if the constraint forbids it, and the place is then
-        where it first does."""
+        where it first does, or if the cursor can't go there, and `error` says why."""
+        try:
+            return self._reach(before, path)
+        except OutriderError as error:
+            self._start(error)
+            return False
+
+    def fill(self, words: np.ndarray) -> None:
+        """As the cursor's; no ids if it can't."""
+        try:
+            self.cursor.fill(words)
+        except OutriderError as error:
+            words[:] = 0
+            self._start(error)
+
+    def _reach(self, before: list[int], path: Sequence[int]) -> bool:
         place, wanted = self._place, [*before, *path]
         common = len(before) if place[: len(before)] == before else 0
         while common < min(len(place), len(wanted)) and place[common] == wanted[common]:
@@ -83,8 +135,12 @@ class PathMasks:
     walkers: tuple[Walker, ...]
 
     @classmethod
-    def of(cls, constraint: Constraint, rows: int) -> PathMasks:
-        return cls(constraint, tuple([] for _ in range(rows)), tuple(Walker(constraint) for _ in range(rows)))
+    def of(cls, constraint: Constraint, prompts: Sequence[Sequence[int]]) -> PathMasks:
+        """A row for each prompt, without output."""
+        masks = cls(constraint, (), ()).arranged([-1] * len(prompts))
+        for row, prompt in enumerate(prompts):
+            masks = masks.entered(row, prompt)
+        return masks
 
     def arranged(self, order: Sequence[int]) -> PathMasks:
         """Row i becomes what row order[i] was; -1: an empty row."""
@@ -92,9 +148,12 @@ class PathMasks:
         walkers = tuple(self.walkers[row] if row >= 0 else Walker(self.constraint) for row in order)
         return PathMasks(self.constraint, outputs, walkers)
 
-    def entered(self, row: int) -> PathMasks:
-        """A new output starts in this row."""
-        return self.arranged([-1 if place == row else place for place in range(len(self.outputs))])
+    def entered(self, row: int, prompt: Sequence[int]) -> PathMasks:
+        """The output of this prompt starts in this row."""
+        constraint = prompt.constraint if isinstance(prompt, ConstrainedPrompt) else self.constraint
+        outputs, walkers = list(self.outputs), list(self.walkers)
+        outputs[row], walkers[row] = [], Walker(constraint)
+        return PathMasks(self.constraint, tuple(outputs), tuple(walkers))
 
     def committed(self, tokens: Sequence[Sequence[int]]) -> PathMasks:
         """Tokens of each row were emitted; -1 is padding."""
@@ -111,7 +170,7 @@ class PathMasks:
             wanted = [[token for token in path if token >= 0] for path in given]
             for place in sorted(range(len(wanted)), key=wanted.__getitem__):  # depth first: short ways for the cursor
                 if walker.reach(before, wanted[place]):
-                    walker.cursor.fill(row[place])
+                    walker.fill(row[place])
                 if not row[place].any():
                     row[place] = -1
         return torch.from_numpy(words)

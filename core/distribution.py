@@ -236,7 +236,7 @@ class LogitsPipeline:
         self._prompted: Tensor | None = None  # [B, V] how often the prompt has each token
         self._emitted: Tensor | None = None
         self._sequences: list[list[int]] | None = [list(prompt) for prompt in prompts] if sampling.processors else None
-        self.masks = None if sampling.constraint is None else PathMasks.of(sampling.constraint, len(prompts))
+        self.masks = None if sampling.constraint is None else PathMasks.of(sampling.constraint, prompts)
         if sampling.penalises:
             self._prompted = torch.zeros(len(prompts), vocabulary, device=device)
             self._emitted = torch.zeros_like(self._prompted)
@@ -261,7 +261,7 @@ class LogitsPipeline:
     def enter(self, row: int, prompt: Sequence[int]) -> None:
         """Start a row with this prompt."""
         if self.masks is not None:
-            self.masks = self.masks.entered(row)
+            self.masks = self.masks.entered(row, prompt)
         if self._sequences is not None:
             self._sequences = [*self._sequences[:row], list(prompt), *self._sequences[row + 1 :]]
         if self._prompted is None or self._emitted is None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.batching import PREFIX_MEMORY, ContinuousBatch
-from outrider.core.errors import InvalidOption
+from outrider.core.constraint import Constraint, Free
+from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, finish_reason
@@ -34,14 +35,17 @@ class Request:
     text: str = ""
     finish_reason: FinishReason | None = None
     cancelled: bool = False
+    error: OutriderError | None = None  # why it ended, if its format let nothing follow
     steps: list[Step] = field(default_factory=list, repr=False)
     ending: Ending = field(default=cast(Ending, None), repr=False)
     batch: TextBatch = field(default=cast(Any, None), repr=False)
+    options: Options = field(default=cast(Options, None), repr=False)  # the batch's, with the request's own format
+    grammar: Constraint | None = field(default=None, repr=False)
 
     @property
     def done(self) -> bool:
-        """Whether the request is finished or cancelled."""
-        return self.cancelled or self.finish_reason is not None
+        """Whether the request is finished, failed or cancelled."""
+        return self.cancelled or self.error is not None or self.finish_reason is not None
 
     @property
     def tokens(self) -> list[int]:
@@ -53,10 +57,12 @@ class Request:
 
     @property
     def result(self) -> Result:
-        """The result so far, as `generate` returns it."""
+        """The result so far, as `generate` returns it. Raises the error of a request that failed."""
+        if self.error is not None:
+            raise self.error
         batch, facts = self.batch, {"request": self.number, "reused": self.reused}
-        trace = batch.about.trace(self.steps, batch.options, self.seed, batch.weight_bytes, facts)
-        return result_of(batch.model, self.text, trace, self.finish_reason, self.prompt, batch.options, batch.grammar)
+        trace = batch.about.trace(self.steps, self.options, self.seed, batch.weight_bytes, facts)
+        return result_of(batch.model, self.text, trace, self.finish_reason, self.prompt, self.options, self.grammar)
 
 
 class TextBatch:
@@ -71,6 +77,7 @@ class TextBatch:
         rows: int,
         memory: int | None,
         prefix_memory: int | None = PREFIX_MEMORY,
+        own_formats: bool = False,
     ) -> None:
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InvalidOption("a batch makes one drafter per request; give a drafter's name or None")
@@ -88,7 +95,9 @@ class TextBatch:
         target = cast(BatchedTarget, model.target())
         self.weight_bytes = target.weight_bytes
         sampling = model.sampling(options, target.vocabulary)
-        self.grammar = sampling.constraint
+        self._vocabulary, self._grammar, self._own_formats = target.vocabulary, sampling.constraint, own_formats
+        if own_formats and sampling.constraint is None:
+            sampling = replace(sampling, constraint=Free())
         self._core = ContinuousBatch(
             target,
             None if first.made is None else make,
@@ -98,17 +107,39 @@ class TextBatch:
             memory=memory,
             prefix_memory=prefix_memory,
             stop=self._stop if options.cuts else None,
+            failed=self._failed,
             record=Record(nodes=False, logprobs=options.logprobs, alternatives=options.alternatives),
         )
 
-    def add(self, prompt: Any, max_new_tokens: int | None = None, *, seed: int | None = None) -> Request:
-        """Add a prompt as `generate` takes it; `max_new_tokens` and `seed` override the batch's."""
-        ids = self.model.encode(prompt, raw=self.options.raw, tools=self.options.offered)
-        max_new_tokens = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
-        request_seed = self.options.drawn_seed() if seed is None else seed
-        number = self._core.add(ids, self.model.room(ids, max_new_tokens, "the prompt"), seed=request_seed)
-        ending = Ending(self.model.tokens.decode, ids, self.options.stops, self.options.criteria)
-        request = self._requests[number] = Request(number, ids, request_seed, ending=ending, batch=self)
+    def add(
+        self,
+        prompt: Any,
+        max_new_tokens: int | None = None,
+        *,
+        seed: int | None = None,
+        response_format: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+    ) -> Request:
+        """Add a prompt as `generate` takes it; what is given besides overrides the batch's options. A format of its own
+        needs a batch with `own_formats`."""
+        options, constraint = self.options, None
+        if not (response_format is regex is grammar is None):
+            if not self._own_formats:
+                raise InvalidOption(
+                    "requests of this batch have no formats of their own; open it with own_formats=True"
+                )
+            options = replace(options, response_format=response_format, regex=regex, grammar=grammar)
+            if options.format is not None:
+                constraint = options.format.constraint(self.model.grammars, self._vocabulary)
+        ids = self.model.encode(prompt, raw=options.raw, tools=options.offered)
+        room = self.model.room(ids, options.max_new_tokens if max_new_tokens is None else max_new_tokens, "the prompt")
+        request_seed = options.drawn_seed() if seed is None else seed
+        number = self._core.add(ids, room, seed=request_seed, constraint=constraint)
+        ending = Ending(self.model.tokens.decode, ids, options.stops, options.criteria)
+        request = self._requests[number] = Request(
+            number, ids, request_seed, ending=ending, batch=self, options=options, grammar=constraint or self._grammar
+        )
         return request
 
     def cancel(self, request: Request) -> None:
@@ -116,6 +147,9 @@ class TextBatch:
             request.cancelled = True
             del self._requests[request.number]
             self._core.cancel(request.number)
+
+    def _failed(self, number: int, error: OutriderError) -> None:
+        self._requests.pop(number).error = error
 
     def _stop(self, number: int, tokens: Sequence[int]) -> int | None:
         return self._requests[number].ending.cut(tokens)

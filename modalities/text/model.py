@@ -180,11 +180,13 @@ class TextModel:
         rows: int = 8,
         memory: int | None = None,
         prefix_memory: int | None = PREFIX_MEMORY,
+        own_formats: bool = False,
         **options: Unpack[Given],
     ) -> TextBatch:
         """Continuous batching: up to `rows` requests at once, in at most `memory` bytes of cache; new ones enter while
         others are decoded. At most `prefix_memory` of these bytes hold what requests have read, for prompts that begin
-        with the same tokens (None: prompts are read whole). The options hold for all requests.
+        with the same tokens (None: prompts are read whole). The options hold for all requests; with `own_formats` each
+        may have a `response_format`, `regex` or `grammar` of its own, or none.
 
         >>> lm = load("smollm2-135m")
         >>> batch = lm.batch(rows=2, drafter="prompt-lookup")
@@ -194,7 +196,8 @@ class TextModel:
         >>> requests[0].result.text
         'The capital of France is Paris.'
         """
-        return TextBatch(self, Options.of(options), rows=rows, memory=memory, prefix_memory=prefix_memory)
+        limits = {"rows": rows, "memory": memory, "prefix_memory": prefix_memory}
+        return TextBatch(self, Options.of(options), own_formats=own_formats, **limits)  # type: ignore[arg-type]
 
     def room(self, prompt: Sequence[int], wanted: int, name: str) -> int:
         """The number of new tokens that fit into the context after a prompt, at most `wanted`."""

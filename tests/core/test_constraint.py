@@ -231,7 +231,7 @@ def test_a_walker_reaches_outputs_in_any_order() -> None:
 
 
 def test_bits_are_those_of_each_path() -> None:
-    masks = PathMasks.of(WALK, 2).committed([[0], [1, -1]])
+    masks = PathMasks.of(WALK, [[], []]).committed([[0], [1, -1]])
     bits = masks.bits([[[], [0], [1], [2], [2, 2]], [[], [0], [1]]], 40)
     assert bits.shape == (2, 5, 2)
     found = [[[i for i in range(32) if word[0] >> i & 1] for word in row] for row in bits.tolist()]
@@ -241,7 +241,7 @@ def test_bits_are_those_of_each_path() -> None:
 
 
 def test_high_ids_have_bits_too() -> None:
-    bits = PathMasks.of(Positions([(31, 32, 63, 70)]), 1).bits([[[]]], 71)
+    bits = PathMasks.of(Positions([(31, 32, 63, 70)]), [[]]).bits([[[]]], 71)
     logits = masked(torch.zeros(1, 1, 71), bits)
     assert torch.isfinite(logits)[0, 0].nonzero().flatten().tolist() == [31, 32, 63, 70]
 

@@ -1,14 +1,15 @@
 """Constrained decoding of many JSON schemas: does each output parse and validate, and equal that of plain decoding?
 
 Schemas are files of a folder, such as a checkout of JSONSchemaBench (arXiv 2501.10868), of which a seeded sample is
-taken; results are kept a line a schema, so that a run can be done in pieces. Counts alone, no times.
+taken; schemas share a continuous batch, each with its own; results are kept a line a schema, so that a run can be done
+in pieces. Counts alone, no times.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any, Literal
 from outrider.core.assets.files import write_atomically
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import GUMBEL_MATCH
+from outrider.text.batching import Request
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
 
 Status = Literal["valid", "cut", "refused", "failed", "invalid"]
-_SHOWN = 1200  # characters of a schema in the prompt
+_SHOWN = 240  # characters of a schema in the prompt
+_ROWS = 32  # schemas that are decoded side by side
+_GROUP = 96  # schemas after which outcomes are kept
 _SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     GUMBEL_MATCH.name: {"temperature": 1.0, "rule": GUMBEL_MATCH.name},
@@ -67,30 +71,45 @@ def measure(
     found = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.is_file() else []
     run = f"{lm.name} {lm.dtype} {max_new_tokens} tokens, seed {seed}, {' '.join(drafters)}"
     known = {(one.schema, one.setting): one for one in found if one.run == run}
-    for path in files:
-        name = str(path.relative_to(root))
-        for setting in _SETTINGS:
-            one = known.get((name, setting))
-            if one is None:
-                made = _outcome(lm, path, setting, drafters, max_new_tokens, seed)
-                one = Outcome(schema=name, setting=setting, run=run, **made)
-                found.append(one)
+    for start in range(0, len(files), _GROUP):
+        names = {str(path.relative_to(root)): path for path in files[start : start + _GROUP]}
+        for setting, options in _SETTINGS.items():
+            new = {name: path for name, path in names.items() if (name, setting) not in known}
+            options = options | {"max_new_tokens": max_new_tokens, "seed": seed}
+            for name, made in _outcomes(lm, new, drafters, options).items():
+                known[name, setting] = Outcome(schema=name, setting=setting, run=run, **made)
+                found.append(known[name, setting])
+            if new:
                 write_atomically(kept, "".join(json.dumps(asdict(each)) + "\n" for each in found))
-            yield one
+        yield from (known[name, setting] for name in names for setting in _SETTINGS)
 
 
-def _outcome(
-    lm: TextModel, path: Path, setting: str, drafters: Sequence[str], max_new_tokens: int, seed: int
-) -> dict[str, Any]:
+def _outcomes(
+    lm: TextModel, paths: Mapping[str, Path], drafters: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What is to be said of each schema, decoded beside the others in one continuous batch for each drafter."""
+    schemas = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
+    requests: dict[str, dict[str | None, Request]] = {name: {} for name in schemas}
+    made: dict[str, dict[str, Any]] = {}
+    for drafter in (None, *drafters) if schemas else ():
+        with lm.batch(rows=_ROWS, own_formats=True, drafter=drafter, **options) as batch:
+            for name in schemas.keys() - made.keys():
+                wanted = {"type": "json_schema", "json_schema": {"schema": schemas[name]}}
+                prompt = f"Write a JSON document that obeys this schema:\n{json.dumps(schemas[name])[:_SHOWN]}"
+                try:
+                    requests[name][drafter] = batch.add(prompt, seed=options["seed"], response_format=wanted)
+                except (InvalidOption, UnicodeError) as error:
+                    made[name] = {"status": "refused", "detail": str(error)[:200]}
+            deque(batch, maxlen=0)
+    for name in schemas.keys() - made.keys():
+        made[name] = _outcome(requests[name], schemas[name])
+    return {name: made[name] for name in schemas}
+
+
+def _outcome(requests: Mapping[str | None, Request], schema: Any) -> dict[str, Any]:
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
-        wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
-        options = _SETTINGS[setting] | {"response_format": wanted, "max_new_tokens": max_new_tokens, "seed": seed}
-        prompt = f"Write a JSON document that obeys this schema:\n{json.dumps(schema)[:_SHOWN]}"
-        results = {drafter: lm.generate(prompt, drafter=drafter, **options) for drafter in (None, *drafters)}
-    except InvalidOption as error:
-        return {"status": "refused", "detail": str(error)[:200]}
-    except (OutriderError, ValueError) as error:
+        results = {drafter: request.result for drafter, request in requests.items()}
+    except OutriderError as error:
         return {"status": "failed", "detail": str(error)[:200]}
     plain = results[None]
     status, detail = _status(plain, schema)
@@ -99,7 +118,7 @@ def _outcome(
         "detail": detail,
         "tokens": len(plain.tokens),
         "passes": {drafter or "plain": len(result.trace.steps) for drafter, result in results.items()},
-        "different": tuple(drafter for drafter in drafters if results[drafter].tokens != plain.tokens),
+        "different": tuple(name for name, result in results.items() if name and result.tokens != plain.tokens),
     }
 
 

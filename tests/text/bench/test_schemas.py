@@ -38,9 +38,10 @@ def test_each_schema_has_its_status_and_is_decoded_once(lm: TextModel, folder_of
     files, kept = schemas.sample(folder_of_schemas, 9, seed=0), tmp_path / "kept.jsonl"
     drafters = ["prompt-lookup"]
     first = list(schemas.measure(lm, files[:2], folder_of_schemas, drafters, 60, 0, kept))
-    with patch.object(schemas, "_outcome", wraps=schemas._outcome) as decoded:
+    with patch.object(schemas, "_outcomes", wraps=schemas._outcomes) as decoded:
         found = list(schemas.measure(lm, files, folder_of_schemas, drafters, 60, 0, kept))
-    assert decoded.call_count == 2, "a greedy and a sampled text of the third schema"
+    third = str(files[2].relative_to(folder_of_schemas))
+    assert [list(call.args[1]) for call in decoded.call_args_list] == [[third], [third]], "a greedy and a sampled text"
     assert {(Path(one.schema).stem, one.setting): one.status for one in found} == {
         (name, setting): name for name in SCHEMAS for setting in ("greedy", "gumbel-match")
     }

@@ -85,6 +85,23 @@ def test_batches_streams_and_continuous_batches_obey(lm: TextModel) -> None:
     assert all(request.result.complete for request in requests)
 
 
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup", "draft-model"])
+def test_requests_of_a_batch_have_formats_of_their_own(lm: TextModel, drafter: str | None) -> None:
+    ways: list[dict[str, Any]] = [*WAYS.values(), {}, WAYS["schema"]]
+    options: dict[str, Any] = {"max_new_tokens": 60, "drafter": drafter}
+    options |= {"draft_model": lm} if drafter == "draft-model" else {}
+    batch = lm.batch(rows=3, own_formats=True, **options)
+    requests = [batch.add(f"a cat {number}", **way) for number, way in enumerate(ways)]
+    list(batch)
+    for number, (request, way) in enumerate(zip(requests, ways, strict=True)):
+        alone, result = lm.generate(f"a cat {number}", **options, **way), request.result
+        assert (result.tokens, result.complete) == (alone.tokens, alone.complete)
+        assert not way or not result.complete or result.parsed == alone.parsed
+        assert alone.trace.options.items() - {("draft_model", "")} <= result.trace.options.items()
+    with pytest.raises(InvalidOption, match="open it with own_formats=True"):
+        lm.batch(rows=2).add("a cat", regex="a+")
+
+
 def test_a_limit_within_an_object_says_so(lm: TextModel) -> None:
     result = lm.generate("a cat", max_new_tokens=5, **WAYS["schema"])
     assert result.finish_reason == "length" and result.complete is False
@@ -112,9 +129,9 @@ def test_masks_are_those_of_the_library_along_any_path(lm: TextModel) -> None:
     assert grammar is not None
     ids = lm.tokens.encode('{"name": "ab", "tags": ["cat", "dog"], "old": true}', special=False)
     paths = [ids[:length] for length in (0, 3, 1, 9, 8, len(ids), 5)] + [[*ids[:4], lm.end[0]]]
-    together = PathMasks.of(grammar, 1).bits([paths], 300)[0]
+    together = PathMasks.of(grammar, [[]]).bits([paths], 300)[0]
     for path, bits in zip(paths, together, strict=True):
-        assert bits.equal(PathMasks.of(grammar, 1).bits([[path]], 300)[0, 0])
+        assert bits.equal(PathMasks.of(grammar, [[]]).bits([[path]], 300)[0, 0])
     walker = Walker(grammar)
     assert walker.reach([*ids, lm.end[0]]) and walker.cursor.complete
     assert not walker.reach([*ids, lm.end[0], lm.end[0]]) and not walker.reach([300]) and not walker.reach([-1])
