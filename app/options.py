@@ -91,7 +91,8 @@ TextPrompts = Annotated[
     typer.Option(
         "--prompts",
         metavar="FILE",
-        help="JSON lines, each with `prompt`, `turns` or `messages` (SPEED-Bench). Default: built-in prompts.",
+        help="JSON lines, each with `prompt`, `turns` or `messages` (SPEED-Bench); records: built-in texts to read "
+        "out as JSON. Default: built-in prompts.",
     ),
 ]
 ImagePrompts = Annotated[

@@ -8,8 +8,7 @@ how masks are applied.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -161,34 +160,38 @@ class PathMasks:
         outputs = tuple([*before, *(token for token in new if token >= 0)] for before, new in rows)
         return PathMasks(self.constraint, outputs, self.walkers)
 
-    def bits(self, paths: Sequence[Sequence[Sequence[int]]], vocabulary: int) -> Tensor:
+    def bits(
+        self, paths: Sequence[Sequence[Sequence[int]]], vocabulary: int, where: Sequence[Sequence[bool]] | None = None
+    ) -> Tensor:
         """For K uncommitted paths of each row (-1 pads), the ids that may follow, [B, K, ceil(V / 32)] int32 on the
-        host. Where the constraint forbids the path or lets nothing follow, all ids: no exact rule goes there."""
+        host. All ids where the constraint forbids the path or lets nothing follow, as no exact rule goes there, and for
+        paths that `where` leaves out."""
         count = max(map(len, paths), default=0)
         words = np.zeros((len(paths), count, -(-vocabulary // _WORD)), dtype=np.int32)
-        for walker, before, given, row in zip(self.walkers, self.outputs, paths, words, strict=True):
-            wanted = [[token for token in path if token >= 0] for path in given]
-            for place in sorted(range(len(wanted)), key=wanted.__getitem__):  # depth first: short ways for the cursor
-                if walker.reach(before, wanted[place]):
-                    walker.fill(row[place])
-                if not row[place].any():
-                    row[place] = -1
+        for row, place, path in self._in_order(paths):
+            if (where is None or where[row][place]) and self.walkers[row].reach(self.outputs[row], path):
+                self.walkers[row].fill(words[row, place])
+            if not words[row, place].any():
+                words[row, place] = -1
         return torch.from_numpy(words)
 
+    def forbidden(
+        self, paths: Sequence[Sequence[Sequence[int]]], tokens: Sequence[Sequence[int]]
+    ) -> list[list[bool]] | None:
+        """Whether the constraint allows the path and forbids the token behind it; None: it forbids no token."""
+        found, some = [[False] * len(given) for given in paths], False
+        for row, place, path in self._in_order(paths):
+            walker, before = self.walkers[row], self.outputs[row]
+            if walker.reach(before, path) and not walker.reach(before, [*path, tokens[row][place]]):
+                found[row][place] = some = True
+        return found if some else None
 
-def masked(logits: Tensor, bits: Tensor) -> Tensor:
-    """Logits [..., V] with -inf where bits [..., ceil(V / 32)], on the same device, are 0. A row without any other
-    finite logit stays as it is."""
-    if bits.device.type == "cpu" and sys.byteorder == "little":  # the same in a tenth of the time
-        single = torch.from_numpy(np.unpackbits(bits.contiguous().numpy().view(np.uint8), axis=-1, bitorder="little"))
-    else:
-        single = ((bits[..., None] >> torch.arange(_WORD, device=bits.device)) & 1).flatten(-2)
-    cap = (single[..., : logits.shape[-1]].to(logits.dtype) - 0.5) * torch.inf  # of either sign, without branches
-    restricted = torch.minimum(logits, cap)
-    left = restricted.amax(-1, keepdim=True) > -torch.inf
-    if left.device.type == "cpu" and bool(left.all()):
-        return restricted
-    return torch.where(left, restricted, logits)
+    def _in_order(self, paths: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[int, int, list[int]]]:
+        """(row, place, path without padding), each row's depth first, which are short ways for its cursor."""
+        for row, given in enumerate(paths):
+            wanted = [[token for token in path if token >= 0] for path in given]
+            for place in sorted(range(len(wanted)), key=wanted.__getitem__):
+                yield row, place, wanted[place]
 
 
 class _Places:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.constraint import Constraint, PathMasks, masked
+from outrider.core.constraint import Constraint, PathMasks
 from outrider.core.errors import InvalidOption
+from outrider.core.kernels.bit_mask import masked
 from outrider.core.kernels.topk import argmax, largest
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]  # (token ids [1, L], logits [1, V]) -> logits [1, V]

@@ -153,7 +153,10 @@ class Scores:
         cached."""
         if self._all_distributions is not None:
             return self._all_distributions if rows is None else self._all_distributions.rows(rows - self.first)
-        distributions = self._pipeline.distribution(self.logits(rows), self._path(rows), self._allowed(rows))
+        logits, path = self.logits(rows), self._path(rows)
+        distributions = self._likeliest(logits, path, rows)
+        if distributions is None:
+            distributions = self._pipeline.distribution(logits, path, self._allowed(rows))
         if rows is None:
             self._all_distributions = distributions
         return distributions
@@ -176,6 +179,25 @@ class Scores:
                 path = torch.where(path < self.vocabulary, path, -1)  # probes with embeddings are not tokens
         return path
 
+    def _likeliest(self, logits: Tensor, path: Tensor | None, rows: Tensor | None) -> Distribution | None:
+        """Greedy distributions under a constraint, if they can be had for less than all that it allows: where it allows
+        the likeliest token, that is the one."""
+        masks = self._pipeline.masks
+        if masks is None or not self.sampling.greedy or self.lengths.device.type != "cpu":
+            return None
+        free, paths = self._pipeline.distribution(logits, path), self._paths(rows)
+        where = masks.forbidden(paths, free.sole().tolist())
+        if where is None:
+            return free
+        return self._pipeline.distribution(logits, path, masks.bits(paths, self.vocabulary, where))
+
+    def _paths(self, rows: Tensor | None) -> list[list[list[int]]]:
+        """The drafted tokens before each row, on the host; -1 pads."""
+        if rows is None:
+            return [paths[self.first :] for paths in self.draft.host_paths]
+        pairs = zip(self.draft.host_paths, rows.tolist(), strict=True)
+        return [[paths[row] for row in wanted] for paths, wanted in pairs]
+
     def _allowed(self, rows: Tensor | None) -> Tensor | None:
         """The bits [B, K, W] of the ids that a constraint allows after each row. On a CPU only of the rows asked for;
         on CUDA of all at once, as the host does not know which those are."""
@@ -184,11 +206,9 @@ class Scores:
             return None
         device = self.lengths.device
         if rows is not None and device.type == "cpu":
-            pairs = zip(self.draft.host_paths, rows.tolist(), strict=True)
-            return masks.bits([[paths[row] for row in wanted] for paths, wanted in pairs], self.vocabulary)
+            return masks.bits(self._paths(rows), self.vocabulary)
         if self._bits is None:
-            paths = [paths[self.first :] for paths in self.draft.host_paths]
-            self._bits = upload(masks.bits(paths, self.vocabulary), device)
+            self._bits = upload(masks.bits(self._paths(None), self.vocabulary), device)
         if rows is None:
             return self._bits
         index = (rows - self.first)[..., None].expand(-1, -1, self._bits.shape[-1])

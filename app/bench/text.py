@@ -67,6 +67,9 @@ def text(
     max_new_tokens: MaxNewTokens = 128,
     num_prompts: FirstPrompts = None,
     tasks: Annotated[str, typer.Option(metavar="NAMES", help="Use only prompts of these comma-separated tasks.")] = "",
+    obey_schemas: Annotated[
+        bool, typer.Option("--obey-schemas", help="Constrain each output to the `json_schema` of its prompt.")
+    ] = False,
     context_length: Annotated[
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="Prepend this many tokens of filler text to every prompt."),
@@ -130,7 +133,7 @@ def text(
     from rich.console import Console
 
     from outrider.app.bench.tables import draw
-    from outrider.core.errors import unknown
+    from outrider.core.errors import InvalidOption, unknown
     from outrider.text.bench.peers import peers_named
     from outrider.text.bench.run import Settings, load_prompts, write
 
@@ -140,6 +143,8 @@ def text(
         check()
     _check_folder(json_file)
     items = load_prompts(prompts, num_prompts, parse_names(tasks))
+    if obey_schemas and not all(item.options for item in items):
+        raise InvalidOption("--obey-schemas: not every prompt has a json_schema; try --prompts records")
     names = parse_names(drafters)
     settings = Settings(
         drafters=names,
@@ -150,6 +155,7 @@ def text(
         repeat=repeat,
         draft_model=draft_model,
         head=head,
+        formats=obey_schemas,
         options=_options(drafter_option or []),
     )
     source = str(prompts) if prompts else "built in"

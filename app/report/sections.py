@@ -157,6 +157,16 @@ TEXT = (
         ("text --tasks editing --drafters input-guided,prompt-lookup,suffix,ensemble --max-new-tokens 96",),
     ),
     Section(
+        "structured",
+        "Extraction as JSON",
+        "Facts of short texts as JSON documents, each of which has to obey its schema; then the same prompts answered "
+        "freely.",
+        tuple(
+            f"text --prompts records {obeying}--drafters auto,suffix,prompt-lookup --max-new-tokens 160 --repeat 2"
+            for obeying in ("--obey-schemas ", "")
+        ),
+    ),
+    Section(
         "given",
         "All tasks of a prompt file",
         "The best drafters without training, and `guarded`, on a given prompt file, with tasks taken in turn.",

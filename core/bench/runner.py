@@ -39,6 +39,7 @@ class Item:
     id: str
     task: str
     content: Any
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its decoding alone
 
 
 @dataclass(frozen=True)

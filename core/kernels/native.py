@@ -163,6 +163,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_normed.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_float, c_void_p]
     found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
+    found.outrider_masked.argtypes, found.outrider_masked.restype = [*([c_void_p] * 3), c_int64, c_int32], None
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
@@ -241,6 +242,16 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if outer and inner and count:
         code.outrider_largest(x.data_ptr(), x.stride(0), x.stride(1), outer, inner, size, count, *where)
     return values, places
+
+
+def masked(logits: Tensor, bits: Tensor) -> Tensor:
+    """32-bit logits [..., V] with -inf where bits [..., ceil(V / 32)] are 0; a row of which nothing else would be left
+    stays as it is."""
+    code, logits, bits = library(), logits.contiguous(), bits.contiguous()
+    assert code is not None and bits.shape == (*logits.shape[:-1], -(-logits.shape[-1] // 32))
+    result, size = torch.empty_like(logits), logits.shape[-1]
+    code.outrider_masked(logits.data_ptr(), bits.data_ptr(), result.data_ptr(), logits.numel() // max(size, 1), size)
+    return result
 
 
 def drawn(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.constraint import Automaton, Constraint, PathMasks, Positions, Walker, masked
+from outrider.core.constraint import Automaton, Constraint, PathMasks, Positions, Walker
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, to_distribution
 from outrider.core.draft import Draft
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.kernels import native
+from outrider.core.kernels.bit_mask import masked
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.protocol import Scores
 from outrider.core.rules.exact import Exact
@@ -244,6 +246,41 @@ def test_high_ids_have_bits_too() -> None:
     bits = PathMasks.of(Positions([(31, 32, 63, 70)]), [[]]).bits([[[]]], 71)
     logits = masked(torch.zeros(1, 1, 71), bits)
     assert torch.isfinite(logits)[0, 0].nonzero().flatten().tolist() == [31, 32, 63, 70]
+
+
+def test_forbidden_tokens_are_those_outside_of_the_bits() -> None:
+    masks = PathMasks.of(WALK, [[], []]).committed([[0], [1, -1]])
+    paths = [[[], [0], [1], [2], [2, 2]], [[], [0], [1], [2, -1], [2, 1]]]
+    allowed = [[[0, 1, 2], [0, 2], [0, 1], [0, 2], [1]], [[0, 2], [0, 1], None, [1], [0, 1, 2]]]  # None: not the path
+    for token in range(3):
+        found = masks.forbidden(paths, [[token] * 5] * 2)
+        wanted = [[ids is not None and token not in ids for ids in row] for row in allowed]
+        assert found == wanted if any(map(any, wanted)) else found is None
+    where = [[place == 1 for place in range(5)] for _ in range(2)]
+    some, every = masks.bits(paths, 40, where), masks.bits(paths, 40)
+    assert some[:, 1].equal(every[:, 1]) and some[:, [0, 2, 3, 4]].eq(-1).all()
+
+
+@pytest.mark.parametrize("size", [5, 32, 71, 49152])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_masked_logits_are_the_same_whoever_masks_them(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In compiled code, by numpy and by torch; a row that a mask would leave nothing of stays."""
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(2, 3, 2 * size, generator=generator).to(dtype)[..., :size]  # not contiguous
+    single = torch.rand(2, 3, size, generator=generator) < 0.5
+    single[0, 1], single[1, 2] = False, True
+    logits[1, 0] = torch.where(single[1, 0], -torch.inf, logits[1, 0])
+    ids = torch.nn.functional.pad(single, (0, -size % 32)).unflatten(-1, (-1, 32)).long() << torch.arange(32)
+    bits = ids.sum(-1).to(torch.int32)
+    wanted = torch.where(single, logits, -torch.inf)
+    wanted[0, 1], wanted[1, 0] = logits[0, 1], logits[1, 0]
+    assert masked(logits, bits).equal(wanted)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert masked(logits, bits).equal(wanted)
+    monkeypatch.setattr("sys.byteorder", "big")
+    assert masked(logits, bits).equal(wanted)
 
 
 def test_scores_are_of_the_state_before_the_verdict() -> None:

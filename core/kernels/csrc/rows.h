@@ -100,4 +100,25 @@ void outrider_divergence(const bf16* z, const float* log_p, float* each, bf16* b
     }
 }
 
+// to [rows, size] = logits where the bits [rows, ceil(size / 32)] are 1, else -infinity. A row of which nothing else would
+// be left stays as it is.
+void outrider_masked(const float* logits, const uint32_t* bits, float* to, int64_t rows, int32_t size) {
+    const int words = (size + 31) / 32;
+    const uint32_t none = 0xff800000;  // -infinity
+    for (int64_t row = 0; row < rows; row++, logits += size, bits += words, to += size) {
+        const uint32_t* const from = (const uint32_t*)logits;
+        uint32_t* const into = (uint32_t*)to;
+        uint32_t left = 0;
+        for (int w = 0; w < words; w++) {
+            const int begin = 32 * w, count = std::min(size - begin, 32);
+            for (int i = 0; i < count; i++) {
+                const uint32_t keep = -(bits[w] >> i & 1), value = (from[begin + i] & keep) | (none & ~keep);
+                into[begin + i] = value;
+                left |= value ^ none;
+            }
+        }
+        if (!left) std::copy(logits, logits + size, to);
+    }
+}
+
 }  // extern "C"

@@ -11,7 +11,7 @@ import argparse
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -23,10 +23,12 @@ import torch
 from outrider.core.assets.files import write_atomically
 from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, row
 from outrider.core.bench.timing import PeakMemory, pass_cost, timed
+from outrider.core.constraint import Constraint, PathMasks
 from outrider.core.cost.theory import PassCost
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption, OutriderError, unknown, unreadable
+from outrider.core.kernels.bit_mask import masked
 from outrider.core.methods import AUTO, RULES, Input
 from outrider.core.methods import DRAFTERS as METHODS
 from outrider.core.methods.lookup import PROMPT_LOOKUP
@@ -35,6 +37,7 @@ from outrider.core.protocol import Target
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.text.model import TextModel
+from outrider.text.options import Options
 
 DRAFTERS = (AUTO.name, PROMPT_LOOKUP.name)
 NEAR = {
@@ -48,16 +51,20 @@ _MAX_PROMPT_BYTES = 50_000_000
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # how SPEED-Bench's unfilled prompts begin
 
 
+BUNDLED = {"records": "records.jsonl"}  # besides prompts.jsonl
+
+
 class PromptsError(OutriderError):
     """A file of prompts that cannot be read."""
 
 
 def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequence[str] = ()) -> list[Item]:
-    """Load the bundled prompts, or those of a JSON lines file with "prompt", "turns" (Spec-Bench: the first is used) or
-    "messages" (SPEED-Bench: the first of the user) and optional "id" or "question_id", "task" or "category". `tasks`
-    selects some tasks; `limit` takes prompts from each in turn."""
-    if path is None:
-        text, source = resources.files("outrider.text").joinpath("prompts.jsonl").read_text("utf-8"), "prompts.jsonl"
+    """Load bundled prompts (`BUNDLED` by name), or those of a JSON lines file with "prompt", "turns" (Spec-Bench: the
+    first is used) or "messages" (SPEED-Bench: the first of the user) and optional "id" or "question_id", "task" or
+    "category", "json_schema". `tasks` selects some tasks; `limit` takes prompts from each in turn."""
+    if path is None or (str(path) in BUNDLED and not path.exists()):
+        source = BUNDLED[str(path)] if path else "prompts.jsonl"
+        text = resources.files("outrider.text").joinpath(source).read_text("utf-8")
     else:
         source = str(path)
         if path.is_file() and path.stat().st_size > _MAX_PROMPT_BYTES:
@@ -70,7 +77,7 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
     if not items:
         raise PromptsError(f"{source} contains no prompts; expected JSON lines with a prompt or turns each")
     if len({item.id for item in items}) < len(items):
-        items = [Item(f"{n}-{item.id}", item.task, item.content) for n, item in enumerate(items, 1)]
+        items = [replace(item, id=f"{n}-{item.id}") for n, item in enumerate(items, 1)]
     known = sorted({item.task for item in items})
     for task in tasks:
         if task not in known:
@@ -105,7 +112,9 @@ def _item(line: str, where: str, number: int) -> Item:
     if not isinstance(prompt, str) or not prompt.strip():
         raise PromptsError(f"{where} has no text in prompt, turns or messages; expected {expected}")
     name = record.get("id", record.get("question_id", number))
-    return Item(str(name), str(record.get("task", record.get("category", "all"))), prompt)
+    schema = record.get("json_schema")
+    options = {} if schema is None else {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    return Item(str(name), str(record.get("task", record.get("category", "all"))), prompt, options)
 
 
 def _prompt(record: Mapping[str, Any]) -> Any:
@@ -139,7 +148,7 @@ def lengthened(lm: TextModel, items: Sequence[Item], tokens: int) -> list[Item]:
     if not 1 <= tokens <= max_tokens:
         raise InvalidOption(f"the context is {tokens} tokens; it must be from 1 to {max_tokens:,} for {lm.name}")
     filler = lm.tokens.decode(ids[:tokens])
-    return [Item(item.id, item.task, f"{filler}\n\n{item.content}") for item in items]
+    return [replace(item, content=f"{filler}\n\n{item.content}") for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +163,11 @@ class Settings:
     repeat: int = 1
     draft_model: str | None = None  # for drafters that take a smaller model
     head: str | None = None  # for drafters that take a draft head
+    formats: bool = False  # whether outputs obey the JSON schemas of their prompts
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by drafter name
+
+    def format_of(self, item: Item) -> Mapping[str, Any]:
+        return item.options if self.formats else {}
 
 
 def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
@@ -201,6 +214,7 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
                 max_new_tokens=settings.max_new_tokens,
                 seed=settings.seed,
                 drafter_options=options,
+                **settings.format_of(item),
             )
             return out.tokens, out.trace.steps
 
@@ -223,11 +237,14 @@ def loops(tokens: Sequence[int]) -> bool:
 
 
 @torch.no_grad()
-def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Return how far each token's logit is below the largest one, with all tokens scored in one pass."""
+def gaps(
+    target: Target, prompt: Sequence[int], tokens: Sequence[int], constraint: Constraint | None = None
+) -> list[float]:
+    """Return how far each token's logit is below the largest one that the constraint allows, with all tokens scored in
+    one pass."""
     if not tokens:
         return []
-    size = len(tokens) - 1
+    size, masks = len(tokens) - 1, None if constraint is None else PathMasks.of(constraint, [prompt])
     guess = torch.tensor([tokens[:-1]], dtype=torch.long, device=target.device)
     target.begin([prompt], Sampling(temperature=0), frozenset())
     try:
@@ -237,7 +254,11 @@ def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[f
         chunk = max(_LOGITS // target.vocabulary, 1)
         for start in range(0, size + 1, chunk):
             rows = torch.arange(start, min(start + chunk, size + 1), device=target.device)[None]
-            logits = scores.logits(rows)[0].double()
+            logits = scores.logits(rows)[0]
+            if masks is not None:
+                bits = masks.bits([[tokens[:place] for place in rows[0].tolist()]], target.vocabulary)[0]
+                logits = masked(logits, bits.to(logits.device))
+            logits = logits.double()
             chosen = torch.tensor(tokens[start : start + chunk], device=target.device)
             gaps_so_far += (logits.amax(-1) - logits.gather(-1, chosen[:, None])[:, 0]).tolist()
         return gaps_so_far
@@ -277,7 +298,9 @@ class Judge:
         key = item.id, tuple(tokens)
         if key not in self._worst:
             self._target = self._target or self.lm.target()
-            self._worst[key] = max(gaps(self._target, self.lm.encode(item.content), tokens), default=0.0)
+            sampling = self.lm.sampling(Options.of(self.settings.format_of(item)), self._target.vocabulary)
+            found = gaps(self._target, self.lm.encode(item.content), tokens, sampling.constraint)
+            self._worst[key] = max(found, default=0.0)
         return self._worst[key]
 
     def same(self, bench: Bench, contender: Contender) -> dict[str, Same] | None:

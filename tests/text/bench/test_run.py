@@ -253,3 +253,17 @@ def test_drafters_are_calibrated_on_prompts_that_are_not_scored(tmp_path: Path) 
     own = load_prompts(file)
     assert not {item.content.strip() for item in calibration_prompts(own)} & {item.content.strip() for item in own}
     assert len(calibration_prompts(own)) == 11
+
+
+def test_outputs_obey_the_schemas_of_their_prompts(lm: TextModel) -> None:
+    pytest.importorskip("llguidance")
+    items = load_prompts(Path("records"), limit=2)
+    settings = Settings(drafters=("prompt-lookup",), max_new_tokens=40, formats=True)
+    bench = Bench(contenders(lm, settings), items, 1)
+    list(bench.go())
+    outputs = [run.outcome.tokens for run in bench.runs]
+    assert all(lm.tokens.decode(tokens).startswith('{"') for tokens in outputs)
+    rows = report(bench, lm, settings, cost=None)["rows"]
+    assert [row["identical"] for row in rows] == [1.0, 1.0]
+    # without the constraint the forced names are far from the likeliest tokens
+    assert rows[0]["quality"]["worst_gap"] < 1e-3 < Judge(lm, Settings(formats=False)).worst(items[0], outputs[0])
