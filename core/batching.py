@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider.core.constrained_drafter import constrained
-from outrider.core.constraint import ConstrainedPrompt, Constraint, Walker
+from outrider.core.constraint import ConstrainedPrompt, Constraint, Walker, unsatisfied
 from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.per_row import batched
-from outrider.core.errors import Incompatible, InvalidOption, OutriderError, Unsatisfied
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.protocol import (
     PREFILL_CHUNK,
     BatchedTarget,
@@ -256,11 +256,9 @@ class ContinuousBatch:
     def _fail(self) -> None:
         """End the requests that their constraints don't let go on, before they can stop a round of all."""
         for slot, row in enumerate(self._slots):
-            if row is not None and row.walker is not None and not row.walker.reach(self._run.emitted[slot]):
-                error = row.walker.error or Unsatisfied(
-                    f"request {row.number} emitted a token that its constraint forbids: the constraint lets nothing "
-                    "follow there, or the logits processors forbid all that it allows"
-                )
+            output = self._run.emitted[slot]
+            if row is not None and row.walker is not None and not row.walker.reach(output):
+                error = row.walker.error or unsatisfied(f"request {row.number}", output)
                 self._vacate(slot)
                 if self._failed is None:
                     raise error

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.constraint import Constraint, PathMasks, Walker
+from outrider.core.constraint import Constraint, PathMasks, Walker, unsatisfied
 from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, OnHost, Verdict
-from outrider.core.errors import Unsatisfied
 from outrider.core.protocol import (
     BatchedDrafter,
     CrowdAwareDrafter,
@@ -99,10 +98,7 @@ class ConstrainedDrafter:
         left = room.tolist()
         for row, (walker, output) in enumerate(zip(self._masks.walkers, self._masks.outputs, strict=True)):
             if left[row] >= 0 and not walker.reach(output):
-                raise walker.error or Unsatisfied(
-                    f"row {row} emitted a token that its constraint forbids, after {max(len(output) - 1, 0)} tokens: "
-                    "the constraint lets nothing follow there, or the logits processors forbid all that it allows"
-                )
+                raise walker.error or unsatisfied(f"row {row}", output)
         self._own = self.inner.propose(room, rng)
         # a chain drawn in this round stays one, whatever was drawn: a rule may verify it as a block
         as_it_is = self._plain or self._own.fresh is not None or self._own.carry is not None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption, OutriderError, Unsatisfied
 
 _WORD = 32  # ids of a mask's word
 
@@ -47,6 +47,14 @@ class Constraint(Protocol):
     follow."""
 
     def start(self) -> Cursor: ...
+
+
+def unsatisfied(whose: str, output: Sequence[int]) -> Unsatisfied:
+    """The error of an output whose last token may not be there."""
+    return Unsatisfied(
+        f"{whose} emitted a token that its constraint forbids, after {max(len(output) - 1, 0)} tokens: the constraint "
+        "lets nothing follow there, can't be followed so far, or the logits processors forbid all that it allows"
+    )
 
 
 class Free:
