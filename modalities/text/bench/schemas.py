@@ -93,7 +93,7 @@ def _outcomes(
     made: dict[str, dict[str, Any]] = {}
     for drafter in (None, *drafters) if schemas else ():
         with lm.batch(rows=_ROWS, own_formats=True, drafter=drafter, **options) as batch:
-            for name in schemas.keys() - made.keys():
+            for name in [name for name in schemas if name not in made]:
                 wanted = {"type": "json_schema", "json_schema": {"schema": schemas[name]}}
                 prompt = f"Write a JSON document that obeys this schema:\n{json.dumps(schemas[name])[:_SHOWN]}"
                 try:
@@ -101,7 +101,7 @@ def _outcomes(
                 except (InvalidOption, UnicodeError) as error:
                     made[name] = {"status": "refused", "detail": str(error)[:200]}
             deque(batch, maxlen=0)
-    for name in schemas.keys() - made.keys():
+    for name in [name for name in schemas if name not in made]:
         made[name] = _outcome(requests[name], schemas[name])
     return {name: made[name] for name in schemas}
 

@@ -87,6 +87,9 @@ class Grammar:
 
 
 class _Place:
+    """Masks and forced tokens are worked out on copies: the library leaves parts of them in a matcher that goes back
+    afterwards, and its next masks then hold tokens that may not follow."""
+
     def __init__(self, matcher: LLMatcher, end: tuple[int, ...], vocabulary: int) -> None:
         self._matcher, self._end, self._vocabulary = matcher, end, vocabulary
         self._ended = False  # an end token has been read, which the matcher is not told
@@ -98,7 +101,7 @@ class _Place:
             self._ended = bool(self._matcher.is_accepting())
             return self._ended
         read: bool = self._matcher.try_consume_tokens([token]) == 1
-        self._check()
+        _check(self._matcher)
         return read
 
     def retreat(self, count: int) -> None:
@@ -109,14 +112,16 @@ class _Place:
 
     def fill(self, words: np.ndarray) -> None:
         if not self._ended:
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            self._check()
+            matcher = self._matcher.deep_copy()
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            _check(matcher)
 
     def forced(self) -> list[int]:
         if self._ended:
             return []
-        tokens: list[int] = self._matcher.compute_ff_tokens()
-        if not tokens and self._matcher.is_stopped():
+        matcher = self._matcher.deep_copy()
+        tokens: list[int] = matcher.compute_ff_tokens()
+        if not tokens and matcher.is_stopped():
             return [self._end[0]]
         return tokens
 
@@ -124,9 +129,10 @@ class _Place:
     def complete(self) -> bool:
         return self._ended or bool(self._matcher.is_accepting())
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarError(f"the grammar can't be followed further: {_short(self._matcher.get_error())}")
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise GrammarError(f"the grammar can't be followed further: {_short(matcher.get_error())}")
 
 
 def _library() -> Any:
