@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
@@ -136,6 +138,41 @@ def test_masks_are_those_of_the_library_along_any_path(lm: TextModel) -> None:
     assert walker.reach([*ids, lm.end[0]]) and walker.cursor.complete
     assert not walker.reach([*ids, lm.end[0], lm.end[0]]) and not walker.reach([300]) and not walker.reach([-1])
     assert walker.reach(ids[:1]) and walker.cursor.forced()[0] == ids[1]
+
+
+# A way through tokens of SmolLM2: 0 makes a mask, other numbers up to 8 go back by so many tokens, the rest are read.
+WAY = """
+107 18 34898 1799 1662 18 10079 1799 476 7979 1662 3 476 9712 1002 3 1662 109 2 476 21324 842 1002 476 16665 1662 4 1002
+476 17024 1799 1662 18 3831 1799 476 10786 1662 3831 34804 45865 2 560 2 5127 10845 4768 1662 1662 5 14132 1 1577 3 79
+456 2 9583 3 5127 10845 4768 1799 1662 5 14132 18 1 1799 1662 3 34804 10845 4768 1799 1662 1 476 37285 3 1799 1662 18
+2058 1799 476 42 29102 2058 3 33 2 476 476 1 29102 1002 476 3831 34804 1662 5 24885 476 2058 1799 1662 3 2058 1799 476
+17024 2 476 17024 2 1662 109 0 2 476 29102 23597
+"""
+NESTED = {"type": "object", "properties": {"maxDomainRecords": {"type": "integer"}, "maxDomains": {"type": "integer"}}}
+LIMITS = {"type": "object", "properties": {"absolute": NESTED}}
+OUTER = {"type": "object", "properties": {"limits": {"description": "Limits", **LIMITS}}, "additionalProperties": False}
+
+
+@pytest.mark.slow
+def test_a_mask_that_was_made_on_the_way_leaves_nothing_behind(smollm2: TextModel) -> None:
+    """The library's own going back kept parts of a mask: after this way it allowed `},` where nothing may follow it."""
+    wanted = {"response_format": {"type": "json_schema", "schema": OUTER}}
+    grammar, vocabulary = smollm2.sampling(Options(**wanted), 49152).constraint, 49152
+    assert grammar is not None
+    cursor, place = grammar.start(), list[int]()
+    for number in map(int, WAY.split()):
+        if number > 8:
+            place += [number] * cursor.advance(number)
+        elif number:
+            number = min(number, len(place))
+            cursor.retreat(number)
+            del place[len(place) - number :]
+        else:
+            cursor.fill(np.zeros(vocabulary // 32, dtype=np.int32))
+    found = np.zeros(vocabulary // 32, dtype=np.int32)
+    cursor.fill(found)
+    assert torch.from_numpy(found).equal(PathMasks.of(grammar, [[]]).bits([[place]], vocabulary)[0, 0])
+    assert smollm2.tokens.decode(place).endswith('"type": "integer"}')
 
 
 BAD = {
