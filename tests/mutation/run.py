@@ -42,8 +42,9 @@ ROOMS = {
 }
 TESTS = (
     "tests/core/rules",
+    "tests/core/constraints",
     "tests/core/engine/kv_cache",
-    *(f"tests/core/test_{name}.py" for name in ("batching", "constrained_drafter", "decode", "distribution", "draft")),
+    *(f"tests/core/test_{name}.py" for name in ("batching", "decode", "distribution", "draft")),
     *(f"tests/core/test_{name}.py" for name in ("frames", "same_tokens", "trace", "tree", "validation")),
 )
 LONGEST = 4.0  # seconds of a test that is asked: longer ones are left out

@@ -11,7 +11,7 @@ from outrider.core.constraint import Automaton
 from outrider.core.distribution import Sampling
 from outrider.core.methods import DRAFTERS
 from outrider.core.rules.exact import Exact
-from tests.core.test_constraint import distance
+from tests.core.constraints.test_constraint import distance
 
 
 def after(_: int, ids: Any) -> list[int]:

@@ -26,7 +26,7 @@ from outrider.core.testing.conformance import Case, enumerate_output, total_vari
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
 from outrider.core.tree import Tree
-from tests.core.test_constraint import PROMPTS, WALK, defined_distribution, model, target
+from tests.core.constraints.test_constraint import PROMPTS, WALK, defined_distribution, model, target
 
 # a choice of two, then three forced tokens, over and over
 KEYS = Automaton({0: {0: 1, 1: 5}, 1: {2: 2}, 2: {3: 3}, 3: {4: 0}, 5: {4: 6}, 6: {3: 7}, 7: {2: 0}})
