@@ -168,31 +168,36 @@ class PathMasks:
         outputs = tuple([*before, *(token for token in new if token >= 0)] for before, new in rows)
         return PathMasks(self.constraint, outputs, self.walkers)
 
-    def bits(
-        self, paths: Sequence[Sequence[Sequence[int]]], vocabulary: int, where: Sequence[Sequence[bool]] | None = None
-    ) -> Tensor:
+    def bits(self, paths: Sequence[Sequence[Sequence[int]]], vocabulary: int) -> Tensor:
         """For K uncommitted paths of each row (-1 pads), the ids that may follow, [B, K, ceil(V / 32)] int32 on the
-        host. All ids where the constraint forbids the path or lets nothing follow, as no exact rule goes there, and for
-        paths that `where` leaves out."""
+        host. All ids where the constraint forbids the path or lets nothing follow, as no exact rule goes there."""
         count = max(map(len, paths), default=0)
         words = np.zeros((len(paths), count, -(-vocabulary // _WORD)), dtype=np.int32)
         for row, place, path in self._in_order(paths):
-            if (where is None or where[row][place]) and self.walkers[row].reach(self.outputs[row], path):
+            if self.walkers[row].reach(self.outputs[row], path):
                 self.walkers[row].fill(words[row, place])
             if not words[row, place].any():
                 words[row, place] = -1
         return torch.from_numpy(words)
 
-    def forbidden(
-        self, paths: Sequence[Sequence[Sequence[int]]], tokens: Sequence[Sequence[int]]
-    ) -> list[list[bool]] | None:
-        """Whether the constraint allows the path and forbids the token behind it; None: it forbids no token."""
-        found, some = [[False] * len(given) for given in paths], False
+    def corrections(
+        self, paths: Sequence[Sequence[Sequence[int]]], tokens: Sequence[Sequence[int]], vocabulary: int
+    ) -> tuple[list[int], Tensor]:
+        """The places at which the constraint allows some row's path and forbids its token there, and their bits as
+        above; all ids for the rows whose token is allowed."""
+        found = dict[tuple[int, int], np.ndarray]()
         for row, place, path in self._in_order(paths):
             walker, before = self.walkers[row], self.outputs[row]
             if walker.reach(before, path) and not walker.reach(before, [*path, tokens[row][place]]):
-                found[row][place] = some = True
-        return found if some else None
+                words = found[row, place] = np.zeros(-(-vocabulary // _WORD), dtype=np.int32)
+                if walker.reach(before, path):
+                    walker.fill(words)
+        places = sorted({place for _, place in found})
+        bits = np.full((len(paths), len(places), -(-vocabulary // _WORD)), -1, dtype=np.int32)
+        for (row, place), words in found.items():
+            if words.any():
+                bits[row, places.index(place)] = words
+        return places, torch.from_numpy(bits)
 
     def _in_order(self, paths: Sequence[Sequence[Sequence[int]]]) -> Iterator[tuple[int, int, list[int]]]:
         """(row, place, path without padding), each row's depth first, which are short ways for its cursor."""

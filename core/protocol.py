@@ -186,10 +186,14 @@ class Scores:
         if masks is None or not self.sampling.greedy or self.lengths.device.type != "cpu":
             return None
         free, paths = self._pipeline.distribution(logits, path), self._paths(rows)
-        where = masks.forbidden(paths, free.sole().tolist())
-        if where is None:
+        likeliest = free.sole()
+        places, bits = masks.corrections(paths, likeliest.tolist(), self.vocabulary)
+        if not places:
             return free
-        return self._pipeline.distribution(logits, path, masks.bits(paths, self.vocabulary, where))
+        index = torch.tensor(places)
+        before = None if path is None else path.index_select(1, index)
+        few = self._pipeline.distribution(logits.index_select(1, index), before, bits)
+        return Distribution.point(likeliest.index_copy(1, index, few.sole()), self.vocabulary, free.probs.dtype)
 
     def _paths(self, rows: Tensor | None) -> list[list[list[int]]]:
         """The drafted tokens before each row, on the host; -1 pads."""

@@ -248,17 +248,16 @@ def test_high_ids_have_bits_too() -> None:
     assert torch.isfinite(logits)[0, 0].nonzero().flatten().tolist() == [31, 32, 63, 70]
 
 
-def test_forbidden_tokens_are_those_outside_of_the_bits() -> None:
+def test_corrections_are_the_bits_where_a_token_is_forbidden() -> None:
     masks = PathMasks.of(WALK, [[], []]).committed([[0], [1, -1]])
     paths = [[[], [0], [1], [2], [2, 2]], [[], [0], [1], [2, -1], [2, 1]]]
     allowed = [[[0, 1, 2], [0, 2], [0, 1], [0, 2], [1]], [[0, 2], [0, 1], None, [1], [0, 1, 2]]]  # None: not the path
+    every = masks.bits(paths, 40)
     for token in range(3):
-        found = masks.forbidden(paths, [[token] * 5] * 2)
-        wanted = [[ids is not None and token not in ids for ids in row] for row in allowed]
-        assert found == wanted if any(map(any, wanted)) else found is None
-    where = [[place == 1 for place in range(5)] for _ in range(2)]
-    some, every = masks.bits(paths, 40, where), masks.bits(paths, 40)
-    assert some[:, 1].equal(every[:, 1]) and some[:, [0, 2, 3, 4]].eq(-1).all()
+        wrong = torch.tensor([[ids is not None and token not in ids for ids in row] for row in allowed])
+        places, bits = masks.corrections(paths, [[token] * 5] * 2, 40)
+        assert places == wrong.any(0).nonzero().flatten().tolist()
+        assert bits.equal(torch.where(wrong[..., None], every, -1)[:, places])
 
 
 @pytest.mark.parametrize("size", [5, 32, 71, 49152])
