@@ -12,12 +12,17 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
+import torch
+
 from outrider.core.bench.runner import Item
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.self_speculative.sparse_view import SparseView
+from outrider.core.engine.linear import fastest
+from outrider.core.engine.loading.folder import stored_dtype
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import random_network
 from outrider.core.engine.offload import offload_layers
+from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
@@ -211,8 +216,11 @@ def soaked(
     """Return the arguments of outrider.core.testing.soak for a named model or a small random one."""
     make: Callable[[], Drafter] | None
     if model == "random":
-        config = Config(vocabulary=61, hidden_size=32, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=48)
-        network, kept = random_network(config, 1, device=device), None if kv_cache_dtype is None else 8
+        # sizes that the compiled kernels take
+        config = Config(vocabulary=64, hidden_size=32, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=64)
+        stored, kept = stored_dtype(dtype), None if kv_cache_dtype is None else 8
+        network = random_network(config, 1, dtype=getattr(torch, stored), device=device)
+        network = network.map_linears(fastest) if dtype == stored else quantize(network, int(dtype.removeprefix("int")))
 
         def target() -> BatchedTarget:
             return make_decoder(network, cache_bits=kept)

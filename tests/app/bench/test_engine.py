@@ -92,10 +92,8 @@ def test_device_of_pictures_and_speech(folder: Path, modality: str) -> None:
 @pytest.mark.parametrize("drafter", ["plain", "prompt-lookup"])
 def test_soak(folder: Path, drafter: str) -> None:
     given = ["--requests", "12", "--drafter", drafter, "--check-every", "2", "--batch-size", "3"]
-    for model in ("random", str(folder)):
-        result = CliRunner().invoke(
-            cli, ["bench", "soak", "--model", model, "--dtype", "float32", *given, "--json", "-"]
-        )
+    for model, dtype in (("random", "bfloat16"), ("random", "int4"), (str(folder), "float32")):
+        result = CliRunner().invoke(cli, ["bench", "soak", "--model", model, "--dtype", dtype, *given, "--json", "-"])
         found = json.loads(result.stdout)
         assert found["wrong"] == 0 and found["finished"] + found["cancelled"] == found["requests"] == 12
         assert len(found["resident"]) >= 4 and found["emitted"] > found["finished"]
