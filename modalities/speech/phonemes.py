@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -21,6 +22,13 @@ PAUSES = frozenset(IDS[symbol] for symbol in ' .,!?;:—…"()“”')
 COUNT = len(SYMBOLS) + 1
 MAX_LENGTH = 220  # characters of an utterance
 _MAX_TEXT = 20_000  # characters
+_LETTERS = re.compile(r"[^\W\d_]+")
+_ADDRESS = re.compile(  # of the web or of mail
+    r"https?://\S*\w/?|www\.\S*\w/?|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?:[\w-]+\.)+(?:com|edu|gov|io|net|org)\b(?:/\S*\w/?)?"
+)
+_SPOKEN = {".": "dot", "/": "slash", "-": "dash", "_": "underscore", "?": "question mark", "=": "equals", "&": "and"}
+_SPOKEN |= {"@": "at", "#": "hash", "%": "percent", "+": "plus", ":": "colon", "~": "tilde"}
 _REPLACED = {"’": "'", "‘": "'", "–": "—", "«": "“", "»": "”", "\u00a0": " "}
 
 
@@ -39,6 +47,11 @@ def split_utterances(text: str, max_length: int = MAX_LENGTH) -> list[str]:
         raise TextError("the text is empty; give at least one word")
     if not any(character.isalnum() for character in text):
         raise TextError(f"{text.strip()[:30]!r} has nothing to speak; give letters or digits")
+    if foreign := next(filter(_is_foreign, _LETTERS.findall(text)), None):
+        raise TextError(
+            f"{foreign[:30]!r} is not in Latin letters; spell it in them, or leave it out: the voice is English"
+        )
+    text = _ADDRESS.sub(_spelled, text)
     utterances: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         current = ""
@@ -51,6 +64,18 @@ def split_utterances(text: str, max_length: int = MAX_LENGTH) -> list[str]:
                 current = part
         utterances.append(current)
     return [utterance for utterance in utterances if any(character.isalnum() for character in utterance)]
+
+
+def _is_foreign(word: str) -> bool:
+    """Whether a word is in other letters than Latin ones. A single Greek letter is read by its name."""
+    scripts = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in word)
+    return scripts["GREEK"] > 1 or not scripts.keys() <= {"LATIN", "GREEK", "MODIFIER"}
+
+
+def _spelled(address: re.Match[str]) -> str:
+    """An address as it is said."""
+    parts = re.split(r"(\W|_)", address[0].partition("://")[2] or address[0])
+    return " ".join("w w w" if part == "www" else _SPOKEN.get(part, part) for part in parts if part)
 
 
 def _split_sentence(sentence: str, max_length: int) -> list[str]:

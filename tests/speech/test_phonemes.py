@@ -43,6 +43,27 @@ def test_long_text_is_split_without_loss() -> None:
     assert split_utterances("no full stop at the end") == ["no full stop at the end"]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("See www.site.net/a-page?x=1.", "See w w w dot site dot net slash a dash page question mark x equals 1."),
+        ("(https://docs.site.org:80/3/)", "(docs dot site dot org colon 80 slash 3 slash)"),
+        ("Mail joe_b@site.co.uk, or site.io!", "Mail joe underscore b at site dot co dot uk, or site dot io!"),
+        ("e.g. 3.14 at 5 a.m., v2.0 of node.js @home", "e.g. 3.14 at 5 a.m., v2.0 of node.js @home"),
+    ],
+)
+def test_addresses_are_said_sign_by_sign(text: str, said: str) -> None:
+    assert split_utterances(text) == [said]
+
+
+@pytest.mark.parametrize("word", ["你好", "Привет", "λόγος", "Pоst"])  # the last with a Cyrillic letter
+def test_other_letters_than_latin_ones_are_named(word: str) -> None:
+    with pytest.raises(TextError, match=f"'{word}' is not in Latin letters"):
+        split_utterances(f"hello {word}, world")
+    text = "Łódź, Dvořák, ʻOkina: 5 µm, π and straße"
+    assert split_utterances(text) == [text.replace("µ", "μ")]
+
+
 def test_hibari_converts_english() -> None:
     pytest.importorskip("hibari")
     assert phonemes("Good morning.") == "ɡˈʊd mˈɔɹnɪŋ."

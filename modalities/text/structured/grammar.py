@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 # one way to write each document, as Python's json writes it: more tokens are forced, and none can be blanks for ever
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST_ERROR = 300
+_LENIENT = '; put "x-guidance": {"lenient": true} into the schema to leave out what is not enforced'
+_HINTS = {  # by what llguidance's error contains
+    "coerce_one_of": '; put "x-guidance": {"coerce_one_of": true} into the schema to read oneOf as anyOf',
+    "Unimplemented keys": _LENIENT,
+    "Unknown format": _LENIENT,
+}
 
 
 class GrammarError(OutriderError):
@@ -56,7 +62,9 @@ class Grammars:
         tokenizer = self._tokenizer(vocabulary)
         wrong, notes = _library().LLMatcher.validate_grammar_with_warnings(source, tokenizer)
         if wrong:
-            raise InvalidOption(f"the {what} can't be used: {_short(notes[0] if notes else 'it is invalid')}")
+            error = notes[0] if notes else "it is invalid"
+            hint = next((_HINTS[part] for part in _HINTS if part in error), "")
+            raise InvalidOption(f"the {what} can't be used: {_short(error)}{hint}")
         matcher = _library().LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():
             raise InvalidOption(f"the {what} can't be used: {_short(matcher.get_error())}")

@@ -183,7 +183,11 @@ BAD = {
     ),
     "a keyword that is not enforced": (
         {"response_format": {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}},
-        "Unimplemented keys",
+        'Unimplemented keys: ["uniqueItems"]; put "x-guidance": {"lenient": true} into the schema',
+    ),
+    "oneOf": (
+        {"response_format": {"type": "json_schema", "schema": {"oneOf": [{"minimum": 1}, {"maximum": 2}]}}},
+        'put "x-guidance": {"coerce_one_of": true} into the schema to read oneOf as anyOf',
     ),
     "a schema that is no dictionary": ({"response_format": {"type": "json_schema", "schema": [1]}}, "schema of resp"),
     "a schema that is not JSON": (
