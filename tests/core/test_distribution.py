@@ -125,6 +125,15 @@ def test_penalties_count_prompt_output_and_path() -> None:
     torch.testing.assert_close(found.probs[0, 0], wanted)
 
 
+def test_a_row_of_a_pipeline_has_its_own_counts() -> None:
+    maker = LogitsPipeline(Sampling(repetition_penalty=2.0, presence_penalty=0.5), [[0], [1, 2]], 4, torch.device("cpu"))
+    maker.commit(torch.tensor([[1, 1], [3, -1]]))
+    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    both = maker.distribution(logits)
+    for row in range(2):
+        torch.testing.assert_close(maker.row(row).distribution(logits[row : row + 1]).probs, both.probs[row : row + 1])
+
+
 def test_processors_get_prompt_output_and_path_and_leave_logits_alone() -> None:
     seen: list[list[int]] = []
 
@@ -179,6 +188,15 @@ def test_what_a_number_is_does_not_depend_on_how_many_were_asked_for() -> None:
     assert torch.equal(one.uniform(Purpose.DRAW, node.expand(2, -1))[1:], two.uniform(Purpose.DRAW, node))
     assert not torch.equal(one.fork(1).uniform(Purpose.DRAW, 0), one.uniform(Purpose.DRAW, 0))
     assert mix(1) != mix(2)
+
+
+def test_a_seed_has_the_same_numbers_in_every_version() -> None:
+    rng = CounterRNG.of([7], 1)
+    flat = Distribution(torch.full((1, 1000), 1e-3), None, 1000)
+    assert [rng.gumbel_argmax(flat, torch.tensor([place])).item() for place in range(4)] == [796, 704, 727, 587]
+    rng.at(3)
+    bits = (rng.uniform(Purpose.DRAW, torch.arange(4)[None]) * 2**32).long()
+    assert bits.tolist() == [[3999250151, 1742356278, 9672281, 2019006263]]
 
 
 def test_a_row_has_its_numbers_in_any_company() -> None:

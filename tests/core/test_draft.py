@@ -65,6 +65,7 @@ def test_drafts_of_rows_are_stacked(distribution: Distribution) -> None:
     assert whole.note == ("", "who", "", "", "", "") and whole.mixed
     assert whole.fresh is not None and whole.fresh.tolist() == [True, False, True, False, False, False]
     assert whole.embeddings is not None and whole.embeddings.shape == (1, 3)
+    assert not stack([drawn(distribution), drawn(distribution)]).mixed and not stack([fixed(1, 2), fixed(3)]).mixed
 
 
 def test_drafts_are_selected_row_by_row() -> None:

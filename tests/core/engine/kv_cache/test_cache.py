@@ -211,3 +211,15 @@ def test_a_plan_has_room_for_the_scratch_of_another_owner() -> None:
     draft, _ = random_draft(random.Random(1), 1, 31, 0)
     _, layout = cache.plan(draft, None, gap=6)
     assert layout.columns == 2 + 6 + 1 <= cache.store.shape[3]
+
+
+def test_a_plan_says_which_position_each_slot_has() -> None:
+    model = Decoder.random(SHAPE, 1)
+    model.begin([[1, 2, 3]], Sampling())
+    model.cache.with_keys = True
+    tree = Tree.of((-1, -1, 1), torch.device("cpu"))
+    tokens = torch.tensor([[4, 5, 6]])
+    _, layout = model.cache.plan(Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool)), None)
+    assert layout.keys is not None and layout.keys.tolist() == [[0, 1, 2, 3, 3, 4]]
+    _, layout = model.cache.plan(Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool)), None, gap=2)
+    assert layout.keys is not None and layout.keys[0, [0, 1, 4, 5, 6, 7]].tolist() == [0, 1, 2, 3, 3, 4]
