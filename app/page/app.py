@@ -8,6 +8,7 @@ computes at a time, and the queue is bounded. Programs can call one endpoint for
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -41,7 +42,7 @@ from outrider.app.page.trace_view import opening_race
 from outrider.app.page.traces_tab import TracesTab
 from outrider.app.viz.words import words
 from outrider.core.assets.catalogue import ASSETS
-from outrider.core.device import AUTO, device_name, share_arenas, usable_device, usual_dtype
+from outrider.core.device import AUTO, device_name, return_freed_memory, share_arenas, usable_device, usual_dtype
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 
@@ -232,7 +233,9 @@ def serve(
         inner = FirstView(app.middleware_stack, first_view(race)) if race else app.middleware_stack
         limits = Limits(inner, validate.FILE + 10_000)
         app.middleware_stack = guarded(limits, access.hosts, access.password)  # outside Gradio's own layers
+        returning = asyncio.create_task(_return_memory())
         yield
+        returning.cancel()
 
     _, address, _ = page.launch(
         server_name=f"[{access.host}]" if ":" in access.host else access.host,
@@ -252,3 +255,10 @@ def serve(
         pwa=False,
     )
     return page, address
+
+
+async def _return_memory() -> None:
+    """Every minute, so that the memory of the page is not that of the most that was ever open at once."""
+    while True:
+        await asyncio.sleep(60)
+        await asyncio.to_thread(return_freed_memory)

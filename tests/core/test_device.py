@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,19 @@ def test_memory_limits_of_control_groups_are_read(
         file.write_text(text)
     assert list(control_group_memory(tmp_path / "root", tmp_path / "membership")) == allowed
     assert list(control_group_memory(tmp_path / "root", tmp_path / "nowhere")) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+def test_freed_memory_is_returned() -> None:
+    script = """
+        from outrider.core.device import resident_memory, return_freed_memory
+        kept = [bytes(20_000) for _ in range(5_000)]
+        full, kept = resident_memory(), kept[-1]  # what is above the freed keeps the heap from shrinking
+        freed = resident_memory()
+        return_freed_memory()
+        print(full, freed, resident_memory())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    full, freed, returned = map(int, done.stdout.split())
+    if freed > full - 50_000_000:  # else it is another C library's malloc, which returned it by itself
+        assert returned < full - 80_000_000

@@ -126,7 +126,8 @@ def test_penalties_count_prompt_output_and_path() -> None:
 
 
 def test_a_row_of_a_pipeline_has_its_own_counts() -> None:
-    maker = LogitsPipeline(Sampling(repetition_penalty=2.0, presence_penalty=0.5), [[0], [1, 2]], 4, torch.device("cpu"))
+    options = Sampling(repetition_penalty=2.0, presence_penalty=0.5)
+    maker = LogitsPipeline(options, [[0], [1, 2]], 4, torch.device("cpu"))
     maker.commit(torch.tensor([[1, 1], [3, -1]]))
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
     both = maker.distribution(logits)
