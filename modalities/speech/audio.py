@@ -10,6 +10,7 @@ import base64
 import io
 import time
 import wave
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,10 +23,12 @@ from torch import Tensor
 from outrider.core.assets.files import replacing
 from outrider.core.errors import InvalidOption
 from outrider.speech.codec import FRAMES, Codec
-from outrider.speech.mel import HOP, RATE, mel_frames
+from outrider.speech.mel import BINS, HOP, RATE, mel_frames
 from outrider.speech.vocoder import Vocoder, VocoderStream
 
-_FIRST, _CHUNK = 16, 48  # tokens of the first chunk and of later ones
+# Tokens of the chunks; the last number repeats. With the frames around it that it depends on, none needs padding in the
+# vocoder.
+_CHUNKS = (16, 48, 112, 240)
 _RATES = 1_000, 1_000_000  # samples per second of sounds that are read
 _FINEST = 2_000  # ratios of rates with a larger denominator are rounded, since the filter's memory grows with it
 
@@ -112,38 +115,35 @@ class SoundStream:
         self.seconds = {"codec": 0.0, "vocoder": 0.0}
         self._codes: list[int] = []
         self._decoded = 0  # tokens already passed to the vocoder
-        self._next = _FIRST
+        self._chunk, self._next = 0, _CHUNKS[0]
 
     def push(self, codes: list[int]) -> list[np.ndarray]:
         """Add committed codes; return the chunks of sound that later codes cannot change."""
         self._codes += codes
         chunks = []
         while len(self._codes) >= self._next + self.codec.context:
-            chunks.append(self._decode(self._next))
-            self._next += _CHUNK
+            chunks.append(self._decode(self._next, self.stream.push))
+            self._chunk = min(self._chunk + 1, len(_CHUNKS) - 1)
+            self._next += _CHUNKS[self._chunk]
         return [chunk for chunk in chunks if len(chunk)]
 
     def finish(self) -> np.ndarray:
         """The sound not yet returned."""
-        sound = self._decode(len(self._codes))
-        start = time.perf_counter()
-        tail = self.stream.finish().float().cpu().numpy()
-        self.seconds["vocoder"] += time.perf_counter() - start
-        return np.concatenate([sound, tail])
+        return self._decode(len(self._codes), self.stream.finish)
 
     @torch.no_grad()
-    def _decode(self, end: int) -> np.ndarray:
+    def _decode(self, end: int, vocode: Callable[[Tensor], Tensor]) -> np.ndarray:
         """Sound from the tokens up to `end`, decoded with as many tokens around them as the codec's context."""
         start, context = time.perf_counter(), self.codec.context
         device = self.codec.mean.device
         first, last = max(self._decoded - context, 0), min(end + context, len(self._codes))
-        if end <= self._decoded:
-            return np.zeros(0, np.float32)
-        mel = self.codec.decode(torch.tensor([self._codes[first:last]], device=device))[0]
-        mel = mel[:, FRAMES * (self._decoded - first) : FRAMES * (end - first)]
+        mel = torch.zeros(BINS, 0, device=device)
+        if end > self._decoded:
+            mel = self.codec.decode(torch.tensor([self._codes[first:last]], device=device))[0]
+            mel = mel[:, FRAMES * (self._decoded - first) : FRAMES * (end - first)]
         self._decoded = end
         middle = time.perf_counter()
-        sound = self.stream.push(mel).float().cpu().numpy()
+        sound = vocode(mel).float().cpu().numpy()
         self.seconds["codec"] += middle - start
         self.seconds["vocoder"] += time.perf_counter() - middle
         return np.asarray(sound)

@@ -19,7 +19,7 @@ from outrider.speech.mel import BINS, HOP, SILENCE
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
 _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
-_MULTIPLE = 64  # inputs are padded to multiples of this many frames: convolutions are compiled for each new length
+_MULTIPLE = 32  # inputs are padded to multiples of this many frames: convolutions are compiled for each new length
 
 
 class _Block(nn.Module):
@@ -84,20 +84,27 @@ class VocoderStream:
 
     def push(self, mel: Tensor) -> Tensor:
         """Frames [80, T] -> samples."""
+        self._add(mel)
+        return self._vocode(0)
+
+    def finish(self, mel: Tensor | None = None) -> Tensor:
+        """The last frames, if there are more -> samples."""
+        if mel is not None:
+            self._add(mel)
+        return torch.zeros(0) if self._frames is None else self._vocode(CONTEXT)
+
+    def _add(self, mel: Tensor) -> None:
         self._frames = mel if self._frames is None else torch.cat([self._frames, mel], 1)
-        return self._vocode(self._frames.shape[1] - CONTEXT)
 
-    def finish(self) -> Tensor:
-        if self._frames is None:
-            return torch.zeros(0)
-        return self._vocode(self._frames.shape[1])
-
-    def _vocode(self, end: int) -> Tensor:
-        """The samples of the frames up to `end` that were not returned yet."""
+    def _vocode(self, after: int) -> Tensor:
+        """The samples not yet returned of the frames that have CONTEXT frames after them, `after` frames of silence
+        included."""
         assert self._frames is not None
+        count = self._frames.shape[1] + after
+        end = count - CONTEXT
         if end <= self._done:
             return self._frames.new_zeros(0)
-        silence = -(self._frames.shape[1] + CONTEXT) % _MULTIPLE + CONTEXT
+        silence = after + -count % _MULTIPLE
         with torch.no_grad():
             sound: Tensor = self.vocoder(pad(self._frames, (0, silence), value=SILENCE)[None])[0]
         sound = sound[self._done * HOP : end * HOP]

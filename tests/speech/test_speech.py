@@ -16,9 +16,10 @@ from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.rules.neighbours import Tolerance
 from outrider.core.trace import Trace
-from outrider.speech.audio import Sound, synthesise
+from outrider.speech.audio import Sound, SoundStream, synthesise
+from outrider.speech.codec import FRAMES
 from outrider.speech.conditioned_heads import ConditionedHeads
-from outrider.speech.mel import RATE, SILENCE
+from outrider.speech.mel import HOP, RATE, SILENCE
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Given, Options
 from outrider.speech.vocoder import CONTEXT
@@ -92,6 +93,21 @@ def test_chunks_join_seamlessly(speaker: SpeechModel) -> None:
         silent = torch.nn.functional.pad(mel, (0, CONTEXT), value=SILENCE)  # as after the end
         whole = speaker.vocoder(silent)[0, : 150 * 512].numpy()
     np.testing.assert_allclose(synthesise(codes, speaker.codec, speaker.vocoder), whole, atol=1e-5)
+
+
+def test_few_frames_are_vocoded_twice(speaker: SpeechModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, forward = [], speaker.vocoder.forward
+
+    def counted(mel: torch.Tensor) -> torch.Tensor:
+        lengths.append(mel.shape[-1])
+        return forward(mel)
+
+    monkeypatch.setattr(speaker.vocoder, "forward", counted)
+    stream, sound = SoundStream(speaker.codec, speaker.vocoder), 0
+    for code in range(400):
+        sound += sum(map(len, stream.push([code % 25])))
+    sound += len(stream.finish())
+    assert (sound, lengths) == (400 * FRAMES * HOP, [32, 128, 256, 512])  # of 800
 
 
 def test_several_texts_are_one_batch(speaker: SpeechModel) -> None:

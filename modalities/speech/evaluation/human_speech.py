@@ -13,8 +13,6 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
-import torch
-
 from outrider.core.assets.archives import contents
 from outrider.core.bench.runner import SCHEMA
 from outrider.core.trace import machine, versions
@@ -41,9 +39,8 @@ def clips() -> Iterator[Sound]:
 
 def vocode(sp: SpeechModel, sound: Sound) -> Sound:
     """A sound reconstructed by the vocoder from its mel frames, without the codec."""
-    stream = VocoderStream(sp.vocoder)
-    parts = [stream.push(sound.mel().to(sp.codec.mean.device)), stream.finish()]
-    return Sound(torch.cat(parts).float().cpu().numpy())
+    samples = VocoderStream(sp.vocoder).finish(sound.mel().to(sp.codec.mean.device))
+    return Sound(samples.float().cpu().numpy())
 
 
 def ladder(
