@@ -150,6 +150,10 @@ def test_options_out_of_range() -> None:
         with pytest.raises(InvalidOption, match="exact"):
             make()
     assert not Grouped(gap=0, reach=0).lossless  # both may be 0
+    for kind in (Lantern, LanternPlus):
+        assert kind(k=1).k == 1
+        with pytest.raises(InvalidOption, match="1 or more"):
+            kind(k=0)
     for gap, reach in ((-1e-9, 0.5), (0.1, -1e-9), (float("nan"), 0.5)):
         with pytest.raises(InvalidOption, match="both must be 0 or more"):
             Grouped(gap=gap, reach=reach)

@@ -153,6 +153,7 @@ def test_a_chain_is_a_tree_to_the_references(acceptance: Acceptance | None, gree
         scores = Scores(drafted, pipeline, torch.full((rows,), 5), raw)
         chain = along_chain(drafted, scores, CounterRNG.of(seed, rows), acceptance, greedy)
         same(chain, down_tree(drafted, scores, CounterRNG.of(seed, rows), acceptance, None, greedy), 1e-12)
+        assert not any(part[~chain.tried].any() for part in (chain.chance, chain.p, chain.q))
         accepted += int(chain.accepted.sum())
     assert accepted
 

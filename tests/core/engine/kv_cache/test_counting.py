@@ -11,7 +11,7 @@ import torch
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache import cache
 from outrider.core.engine.kv_cache import rows as counting
-from outrider.core.engine.kv_cache.rows import Rows, advance, scratch_mask, sequence_positions
+from outrider.core.engine.kv_cache.rows import Rows, advance, prefilled_rows, scratch_mask, sequence_positions
 from outrider.core.tree import Tree
 
 
@@ -41,6 +41,14 @@ def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
         q=none,
     )
     return rows, rng.randint(-1, size), draft, verdict, torch.tensor(count)
+
+
+def test_of_a_prompt_that_was_read_the_last_token_waits() -> None:
+    rows = prefilled_rows([[7, 8, 9], [5]], torch.device("cpu"), True)
+    assert (rows.host, rows.host_pending, rows.uniform) == ((2, 0), (1, 1), False)
+    assert rows.entries.tolist() == [2, 0] and rows.pending.tolist() == [[9], [5]]
+    assert rows.pending_count.tolist() == [1, 1]
+    assert prefilled_rows([[1, 2], [3, 4]], torch.device("cpu"), True).uniform
 
 
 @pytest.mark.parametrize("seed", range(60))
