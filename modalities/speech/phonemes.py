@@ -23,9 +23,9 @@ COUNT = len(SYMBOLS) + 1
 MAX_LENGTH = 220  # characters of an utterance
 _MAX_TEXT = 20_000  # characters
 _LETTERS = re.compile(r"[^\W\d_]+")
-_ADDRESS = re.compile(  # of the web or of mail
-    r"https?://\S*\w/?|www\.\S*\w/?|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
-    r"|(?:[\w-]+\.)+(?:com|edu|gov|io|net|org)\b(?:/\S*\w/?)?"
+_ADDRESS = re.compile(  # of the web or of mail; tried where words begin, so that the time is linear
+    r"(?<![\w.+-])(?:https?://\S*\w/?|www\.\S*\w/?|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?:[\w-]+\.)+(?:com|edu|gov|io|net|org)\b(?:/\S*\w/?)?)"
 )
 _SPOKEN = {".": "dot", "/": "slash", "-": "dash", "_": "underscore", "?": "question mark", "=": "equals", "&": "and"}
 _SPOKEN |= {"@": "at", "#": "hash", "%": "percent", "+": "plus", ":": "colon", "~": "tilde"}

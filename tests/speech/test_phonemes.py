@@ -56,6 +56,13 @@ def test_addresses_are_said_sign_by_sign(text: str, said: str) -> None:
     assert split_utterances(text) == [said]
 
 
+@pytest.mark.timeout(20)  # a search from each letter of these takes a minute
+@pytest.mark.parametrize("part", ["a", "a.", "a-", "a@", "www.", "a@a.", "http://", "com/"])
+def test_no_text_takes_long_to_search_for_addresses(part: str) -> None:
+    for _ in range(10):
+        split_utterances("b" + part * (19_999 // len(part)))
+
+
 @pytest.mark.parametrize("word", ["你好", "Привет", "λόγος", "Pоst"])  # the last with a Cyrillic letter
 def test_other_letters_than_latin_ones_are_named(word: str) -> None:
     with pytest.raises(TextError, match=f"'{word}' is not in Latin letters"):
