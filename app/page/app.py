@@ -46,6 +46,8 @@ from outrider.core.device import AUTO, device_name, return_freed_memory, share_a
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 
+_RETURN_SECONDS = 60.0  # after which freed memory is given back
+
 TABS = {name: name for name in ("text", "image", "speech", "lab", "batch", "traces")} | {
     "compare": "lab",
     "theory": "text",
@@ -258,7 +260,7 @@ def serve(
 
 
 async def _return_memory() -> None:
-    """Every minute, so that the memory of the page is not that of the most that was ever open at once."""
+    """So that the memory of the page is not that of the most that was ever open at once."""
     while True:
-        await asyncio.sleep(60)
+        await asyncio.sleep(_RETURN_SECONDS)
         await asyncio.to_thread(return_freed_memory)

@@ -43,8 +43,8 @@ _BATCH = 12  # utterances
 class AlongAxis(Jacobi):
     """Jacobi decoding of frames, with drafts along one axis or both. New guesses are the codes of the frame before."""
 
-    def __init__(self, axis: str, window: int, books: int = BOOKS) -> None:
-        super().__init__(window=window, renew="couple", filler="above", columns=books)
+    def __init__(self, axis: str, window: int) -> None:
+        super().__init__(window=window, renew="couple", filler="above", columns=BOOKS)
         self.axis = axis
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:

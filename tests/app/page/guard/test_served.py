@@ -31,6 +31,7 @@ from outrider.core.trace import Step, Trace  # noqa: E402
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
 SMALL = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[3] / "browser" / "small.py")))
 PASSWORD = "correct horse"
+RETURNED = threading.Event()  # freed memory was given back
 NODES = {"drafted": [1, 2], "parents": [-1, 0], "fixed": [True] * 2, "tried": [True] * 2, "path": [0, 1]}
 STEP = {"row": 0, "emitted": [1, 2, 3], "sources": ["drafted", "drafted", "bonus"], **NODES}
 
@@ -105,6 +106,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     text.begin = lambda settings: Endless() if settings.prompt == "endless" else usual(settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("files")))
+        patch.setattr("outrider.app.page.app._RETURN_SECONDS", 0.1)
+        patch.setattr("outrider.app.page.app.return_freed_memory", RETURNED.set)
         page, address = serve(browser=False, own=backends, access=Access(password=PASSWORD))
         made = Served(page, address)
         yield made
@@ -121,6 +124,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_freed_memory_is_given_back_again_and_again(served: Served) -> None:
+    for _ in range(2):
+        RETURNED.clear()
+        assert RETURNED.wait(30)
 
 
 # ---- whom it answers
