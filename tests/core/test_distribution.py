@@ -109,6 +109,11 @@ def test_striking_out_and_rows() -> None:
     )
 
 
+def test_a_token_that_has_just_min_p_of_the_likeliest_stays() -> None:
+    law = to_distribution(torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64).log(), Sampling(min_p=0.5))
+    torch.testing.assert_close(law.probs, torch.tensor([2 / 3, 1 / 3, 0], dtype=torch.float64))
+
+
 def test_tokens_that_are_none_have_no_probability() -> None:
     law = Distribution(torch.tensor([[[0.25, 0.75], [0.5, 0.5]]]), None, 2)
     assert law.at_rows(torch.tensor([[1, 0]]), torch.tensor([[[-1, 0], [1, 2]]])).tolist() == [[[0, 0.5], [0.75, 0]]]

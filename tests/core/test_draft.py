@@ -10,8 +10,9 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.draft import Draft, forced, select, stack
+from outrider.core.draft import Draft, Outcome, forced, select, stack
 from outrider.core.drafters.per_row import PerRow
+from outrider.core.late_guess import _shortened, extended
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Trace
@@ -90,6 +91,26 @@ def test_known_tokens_are_a_chain_as_long_as_the_longest_row() -> None:
     draft, verdict, _ = forced([[5, 6, 7], [8]], torch.device("cpu"))
     assert draft.size == 2 and draft.live.tolist() == [[True, True], [False, False]]
     assert verdict.rows(draft) == [[5, 6, 7], [8]] and draft.tokens.dtype == torch.long
+
+
+def test_a_verdict_says_what_each_row_kept() -> None:
+    _, verdict, _ = forced([[5, 6, 7], [8]], torch.device("cpu"))
+    assert verdict.results() == [(2, 7), (0, 8)]
+    assert replace(verdict, outcome=Outcome([[5, 6], []], [[0], []], [2, 0])).results() == [(1, 6), (0, -1)]
+    assert replace(verdict, count=None).kept(torch.tensor([1, 0])).tolist() == [3, 0]
+
+
+def test_of_a_chain_with_a_late_guess_that_guess_alone_was_drawn() -> None:
+    draft, last = fixed(1, 2, 3), torch.tensor([2])
+    late = Draft.drawn(torch.tensor([[4]]), WIDE.rows(torch.tensor([[0]])), torch.ones(1, 1, dtype=torch.bool))
+    longer = extended(draft, late, last)
+    assert longer.tokens.tolist() == [[1, 2, 4, 0]] and longer.source is not None
+    assert longer.source.tolist() == [[-1, -1, 2, -1]]
+    short = replace(draft, live=torch.tensor([[True, True, False]]))
+    _, accepted, _ = forced([[1, 2, 4, 6]], torch.device("cpu"))
+    found = _shortened(replace(accepted, tried=torch.ones(1, 4, dtype=torch.bool)), short, late, last)
+    assert (found.accepted.tolist(), found.token.tolist()) == ([2], [4])
+    assert found.tried.tolist() == [[True, True, False]] and found.path.tolist() == [[0, 1, -1]]
 
 
 def test_kinds_of_siblings_are_not_mixed() -> None:

@@ -14,7 +14,18 @@ from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.rules.exact import Exact
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, as_list, check, options_of, recorded, seed_of
+from outrider.core.validation import (
+    METHODS,
+    NUMBER,
+    SWITCH,
+    WHOLE,
+    as_list,
+    check,
+    copies_of,
+    options_of,
+    recorded,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -107,3 +118,10 @@ def test_options_of_methods_are_type_checked() -> None:
 def test_every_option_of_a_method_has_a_type() -> None:
     for method in (*DRAFTERS.values(), *RULES.values()):
         assert method.options.keys() <= method.option_types.keys(), method.name
+
+
+def test_samples_of_a_prompt_are_a_whole_number_or_one() -> None:
+    assert (copies_of(None, "n"), copies_of(3, "n")) == (1, 3)
+    for wrong in (0, 1.0, True, "2"):
+        with pytest.raises(InvalidOption, match=r"n is .*; it must be a whole number, 1 or more"):
+            copies_of(wrong, "n")  # type: ignore[arg-type]

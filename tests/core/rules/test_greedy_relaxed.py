@@ -115,13 +115,16 @@ ENTROPY = -float(torch.xlogy(P, P).sum())
 
 
 def test_typical_tries_the_longest_typical_path_first() -> None:
-    """Of two guesses with one child of the second, the second one where all are typical, the first where none is."""
+    """Of two guesses with one child of the second, the second one where all are typical, the first where none is, and
+    the second again where it and its child are."""
     target = table()
     target.begin([PROMPT], Sampling(), frozenset())
     draft = Draft.guess(torch.tensor([[0, 1, 2]]), Tree.of((-1, -1, 1)), torch.ones(1, 3, dtype=torch.bool))
     scores = target.score(draft)
     assert Typical(epsilon=1e-9)._longest_first(draft, scores).tolist() == [[1, 0, 0]]
     assert Typical(epsilon=1.0, delta=1e9)._longest_first(draft, scores).tolist() == [[0, 1, 0]]
+    rare = float(scores.softmax(torch.tensor([[0]])).at(torch.tensor([[[0]]])))
+    assert Typical(epsilon=rare * 1.01, delta=1e9)._longest_first(draft, scores).tolist() == [[1, 0, 0]]
 
 
 @pytest.mark.parametrize(

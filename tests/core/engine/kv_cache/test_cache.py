@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.engine.kv_cache.buckets import bucket, larger
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
@@ -223,3 +224,12 @@ def test_a_plan_says_which_position_each_slot_has() -> None:
     assert layout.keys is not None and layout.keys.tolist() == [[0, 1, 2, 3, 3, 4]]
     _, layout = model.cache.plan(Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool)), None, gap=2)
     assert layout.keys is not None and layout.keys[0, [0, 1, 4, 5, 6, 7]].tolist() == [0, 1, 2, 3, 3, 4]
+    _, layout = model.cache.device_plan(model.cache.rows, Draft.guess(tokens, tree, torch.ones_like(tokens) > 0), 6)
+    assert layout.keys is not None and layout.keys.tolist() == [[0, 1, 2, 3, 3, 4]]
+
+
+def test_a_pass_reads_all_slots_a_quarter_or_a_16th() -> None:
+    sizes = [bucket(needed, 8192) for needed in (1, 512, 513, 2048, 2049, 8192)]
+    assert sizes == [512, 512, 2048, 2048, 8192, 8192] and {type(size) for size in sizes} == {int}
+    assert bucket(1, 300) == 300 and bucket(600, 9000) == 2250
+    assert larger(512, 8192) == [2048, 8192] and larger(2048, 9000) == [8192, 9000] and larger(9000, 9000) == []

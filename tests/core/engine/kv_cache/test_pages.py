@@ -133,6 +133,22 @@ def test_more_pages_than_were_provided() -> None:
     batch.close()
 
 
+def test_lengths_are_not_counted_where_pages_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting waits for a device."""
+    target = Decoder(network(), paged=True)
+    batch = ContinuousBatch(target, None, make_rule(), sampling=SAMPLINGS["greedy"], rows=2)
+    batch.add([1, 2, 3], 20)
+    batch.round()
+    cache = target.cache
+    assert isinstance(cache, PagedCache)
+    monkeypatch.setattr(cache, "_count", lambda: pytest.fail("counted"))
+    (held,) = [row for row, pages in enumerate(cache._held) if pages]
+    pages = len(cache._held[held]) + len(cache._unused)
+    cache.reserve(pages * PAGE - cache.rows.host[held])
+    assert not cache._unused and len(cache._held[held]) == pages
+    batch.close()
+
+
 def test_a_common_beginning_is_in_the_store_once() -> None:
     common = [place % 57 + 4 for place in range(150)]
     asked = [SoakRequest([*common, token], 8, 0) for token in (5, 6, 7, 8)]
