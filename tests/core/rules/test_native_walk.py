@@ -138,17 +138,17 @@ def test_what_people_run_is_enumerated(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "drafter",
+    ("drafter", "limits"),
     [
-        lambda: DraftModel(model(), length=2),
-        lambda: SampledTree(model(), tree=(-1, -1, 0)),
-        lambda: Jacobi(window=2, renew="couple"),
+        (lambda: DraftModel(model(), length=2), (2, 2)),
+        (lambda: SampledTree(model(), tree=(-1, -1, 0)), (2, 2)),
+        (lambda: Jacobi(window=2, renew="couple"), LIMITS),
     ],
     ids=["chain", "tree", "window"],
 )
 @pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
-def test_one_row_alone_is_enumerated(drafter: Callable[[], Drafter], rule: Rule) -> None:
-    worst, fed, expected = distance(drafter, rule, Sampling(), limits=(2, 2), together=False)
+def test_one_row_alone_is_enumerated(drafter: Callable[[], Drafter], limits: Sequence[int], rule: Rule) -> None:
+    worst, fed, expected = distance(drafter, rule, Sampling(), limits=limits, together=False)
     assert worst < 1e-12 and fed >= expected > 0
 
 
