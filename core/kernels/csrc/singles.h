@@ -1,12 +1,13 @@
 // Products of 16-bit numbers with AVX2 and FMA, which multiply 32-bit numbers only: weights are widened when loaded,
-// which takes little time compared with reading them.
+// which takes little time compared with reading them. Those with weights of 8 and 4 bits are in integers.h.
 
 #pragma once
 
 namespace {
 
 constexpr int kTile = 2048;   // bytes of a tile of 32 by 16 numbers, here in 32 bits
-constexpr int kUnpacked = 4;  // tiles between unpacking and use
+constexpr int kUnpacked = 1;  // tiles unpacked at a time
+constexpr int kStretch = 4;   // tiles multiplied with all rows before the next ones are read
 constexpr int kPrepared = 128;  // bytes stored per 32 inputs
 constexpr int kFew = 2;       // rows and columns summed together in 32 bits
 constexpr bool kInOrder = true;  // a sum is one chain of additions in order
@@ -16,6 +17,12 @@ constexpr int kChains = 6;    // sums that fit into the registers besides the op
 struct Numbers {  // 32 numbers
     Sixteen low, high;
 };
+
+}  // namespace
+
+#include "integers.h"
+
+namespace {
 
 // Keeps a value that is used six times in its registers: the processor has too few loads per cycle to reload it.
 inline Sixteen in_registers(Sixteen x) {
@@ -33,11 +40,17 @@ inline int readied(bool) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-// Widens the inputs of a product to 32 bits: for each tile, 32 inputs of every row.
+// Widens the inputs of a product to 32 bits, or rounds them to integers: for each tile, 32 inputs of every row.
 inline void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
+    Rounded* whole = (Rounded*)to;
     for (int k = 0; k < w.in; k += 32)
-        for (int m = 0; m < count; m++, to += 32)
-            for (int i = 0; i < 32; i += 16) store(to + i, load(a + m * stride + k + i));
+        for (int m = 0; m < count; m++) {
+            const bf16* const from = a + m * stride + k;
+            if (w.bits < 16)
+                *whole++ = rounded(from, w.bits == 8 ? 16 : 8);
+            else
+                for (int i = 0; i < 32; i += 16, to += 16) store(to, load(from + i));
+        }
 }
 
 // Formats of a tile. even(i): the sixteen weights of input 2 i; odd(i): those of input 2 i + 1.
@@ -56,44 +69,6 @@ struct Pairs {  // in 16 bits
         const auto upper = [&](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, high)); };
         return {upper(half(i, 0)), upper(half(i, 1))};
     }
-};
-
-struct Bytes {  // in 8 bits, unscaled
-    static constexpr int kBytes = 512;
-    const uint8_t* at;
-    explicit Bytes(const uint8_t* tile) : at(tile) {}
-    __m256i half(int i, int which) const {
-        return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)(at + 32 * i + 16 * which)));
-    }
-    Sixteen even(int i) const {
-        const auto low = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24)); };
-        return {low(half(i, 0)), low(half(i, 1))};
-    }
-    Sixteen odd(int i) const {
-        const auto high = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 8)); };
-        return {high(half(i, 0)), high(half(i, 1))};
-    }
-};
-
-struct Nibbles {  // in 4 bits, four inputs in 16 bits; each scale includes the factor of the bit position
-    static constexpr int kBytes = 320;
-    const uint8_t* at;
-    Sixteen scales[4], least;
-    explicit Nibbles(const uint8_t* tile) : at(tile) {
-        const Sixteen scale = load((const bf16*)(tile + 256));
-        for (int i = 0; i < 4; i++) scales[i] = mul(scale, same(1.f / (1 << 4 * i)));
-        least = fnma(scale, same(8), load((const bf16*)(tile + 288)));
-    }
-    Sixteen weights(int i, int which) const {
-        const __m256i mask = _mm256_set1_epi32(15 << 4 * which);
-        const auto level = [&](int from) {
-            const __m256i four = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(at + 32 * (i / 2) + from)));
-            return _mm256_cvtepi32_ps(_mm256_and_si256(four, mask));
-        };
-        return fma({level(0), level(16)}, scales[which], least);
-    }
-    Sixteen even(int i) const { return weights(i, i % 2); }
-    Sixteen odd(int i) const { return weights(i, i % 2 + 2); }
 };
 
 struct Floats {  // in 32 bits
@@ -162,55 +137,31 @@ inline void multiplied(const Stretch<1>& s, float* const* sums) {
     }
 }
 
-template <typename Weights>
-inline void unpack(const uint8_t* tiles, int depth, uint8_t* to) {
-    for (int k = 0; k < depth; k++, tiles += Weights::kBytes, to += kTile) {
-        fetched<Weights>(tiles);
-        const Weights tile(tiles);
-#pragma GCC unroll 2
-        for (int i = 0; i < 16; i++) {
-            store((float*)to + 32 * i, tile.even(i));
-            store((float*)to + 32 * i + 16, tile.odd(i));
-        }
-    }
-}
-
-template <typename Weights>
-void rows_of_tiles(const Matrix& w, const int (&blocks)[2], int count, float* const (&sums)[2], Scratch& own) {
-    const int depth = w.in / 32;
-    const uint8_t* tiles[2];
-    for (int side = 0; side < 2; side++) {
-        tiles[side] = w.tiles + int64_t(blocks[side]) * depth * Weights::kBytes;
-        std::memset(sums[side], 0, 64 * count);
-    }
-    if (count <= 2) {  // one side's sums would not fill the registers
-        const Stretch<2> both{{tiles[0], tiles[1]}, depth, own.sums, count};
-        (count == 1 ? chained<2, 1, Weights> : chained<2, 2, Weights>)(both, 0, sums);
-    } else
-        for (int side = 0; side < 2; side++)
-            for (int k = 0; k < depth; k += kUnpacked) {
-                const uint8_t* const here = tiles[side] + k * Weights::kBytes;
-                const float* const inputs = own.sums + 32 * count * k;
-                const int some = std::min(kUnpacked, depth - k);
-                if (count > kChains && w.bits < 16) {  // unpack once for many rows
-                    unpack<Weights>(here, some, own.unpacked);
-                    multiplied<Floats>({{own.unpacked}, some, inputs, count, false}, sums + side);
-                } else
-                    multiplied<Weights>({{here}, some, inputs, count, true}, sums + side);
-            }
-    for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
-}
-
 // Computes sums [count][16] of two rows of tiles, `blocks`, with count <= kRows rows of prepared inputs.
 template <int bits>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16*, int64_t, int count, float* const (&sums)[2],
                    Scratch& own) {
-    if (bits == 16)
-        rows_of_tiles<Pairs>(w, blocks, count, sums, own);
-    else if (bits == 8)
-        rows_of_tiles<Bytes>(w, blocks, count, sums, own);
-    else
-        rows_of_tiles<Nibbles>(w, blocks, count, sums, own);
+    const int depth = w.in / 32;
+    const uint8_t* tiles[2];
+    for (int side = 0; side < 2; side++) tiles[side] = w.tiles + int64_t(blocks[side]) * depth * record(bits);
+    if (bits < 16)
+        for (int side = 0; side < 2; side++)
+            multiplied<std::conditional_t<bits == 8, Eights, Fours>>(tiles[side], depth, (const Rounded*)own.sums,
+                                                                      count, own.unpacked, sums[side]);
+    else {
+        for (float* const sum : sums) std::memset(sum, 0, 64 * count);
+        if (count <= 2) {  // one side's sums would not fill the registers
+            const Stretch<2> both{{tiles[0], tiles[1]}, depth, own.sums, count};
+            (count == 1 ? chained<2, 1, Pairs> : chained<2, 2, Pairs>)(both, 0, sums);
+        } else
+            for (int side = 0; side < 2; side++)
+                for (int k = 0; k < depth; k += kStretch) {
+                    const int some = std::min(kStretch, depth - k);
+                    multiplied<Pairs>({{tiles[side] + k * Pairs::kBytes}, some, own.sums + 32 * count * k, count, true},
+                                      sums + side);
+                }
+    }
+    for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
 
 inline bool by_fours(const Matrix&, int) { return false; }

@@ -77,6 +77,18 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     native.library.cache_clear()
 
 
+def rounds(way: str) -> bool:
+    """Whether inputs of 4-bit weights are rounded to 8 bits."""
+    return way == "avx2" or not native.halves()
+
+
+def rounded(x: Tensor) -> Tensor:
+    """To 127 steps of the largest of 32 numbers."""
+    groups = x.double().unflatten(-1, (-1, native.GROUP))
+    step = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / step).round() * step).flatten(-2)
+
+
 def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | None = None) -> native.Tiled:
     return native.Tiled(weight, None, None, bias) if kind is None else kind(weight, bias).tiled()
 
@@ -94,7 +106,8 @@ def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[In
     for rows in (1, 2, 7, 11, 12, 16, 17, 40, 64, 100, 300):
         x = noise(rows, 128, seed=rows)
         found = made.product(x, torch.float32)
-        wanted = x.double() @ plain.double().T + bias.double()
+        read = rounded(x) if kind is Int4 and rounds(ways) else x.double()
+        wanted = read @ plain.double().T + bias.double()
         assert (found - wanted).abs().max() < {None: 1e-4, Int8: 0.15, Int4: 0.3}[kind]  # `plain` is itself rounded
         assert torch.equal(made(x), found.bfloat16())
         alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
@@ -219,11 +232,12 @@ def test_whole_passes_agree_with_torch(ways: str, shape: Config, bits: int | Non
         said.append(scores.logits().double())
         hidden.append({tap: (start.hidden[tap].double(), scores.hidden[tap].double()) for tap in sorted(taps)})
     assert ours.network._native is not None and theirs.network._native is None
-    assert (said[0] - said[1]).abs().mean() < 0.03 * said[1].abs().mean()
+    near = 0.05 if bits == 4 and rounds(ways) else 0.03
+    assert (said[0] - said[1]).abs().mean() < near * said[1].abs().mean()
     for tap, (prefilled, scored) in hidden[1].items():
         for found, wanted in zip(hidden[0][tap], (prefilled, scored), strict=True):
             keep = wanted.abs().sum(-1) > 0  # padding of shorter prompts says nothing
-            assert (found - wanted)[keep].abs().mean() < 0.03 * wanted[keep].abs().mean()
+            assert (found - wanted)[keep].abs().mean() < near * wanted[keep].abs().mean()
 
 
 @needs_code
