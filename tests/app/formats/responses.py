@@ -1,7 +1,9 @@
-"""Responses of other engines, as their documentation and sources describe them."""
+"""Responses of other engines: llama.cpp's is a real one, others are as documentation and sources describe them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 VLLM: dict[str, Any] = {  # the shape of vLLM's documentation, with its detailed arrays
@@ -39,15 +41,5 @@ SGLANG = {
         "spec_correct_drafts_histogram": [1, 1, 1],
     },
 }
-LLAMA = {
-    "content": "the answer",
-    "timings": {
-        "cache_n": 0,
-        "prompt_n": 4,
-        "prompt_ms": 12.5,
-        "predicted_n": 20,
-        "predicted_ms": 250.0,
-        "draft_n": 16,
-        "draft_n_accepted": 12,
-    },
-}
+# written by llama-server (llama-cpp-python 0.3.36, --spec-type ngram-simple)
+LLAMA = json.loads(Path(__file__).with_name("llama-server.json").read_text(encoding="utf-8"))

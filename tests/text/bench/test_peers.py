@@ -206,19 +206,23 @@ def test_output_of_libraries_is_kept_out_of_the_answers(tmp_path: Path) -> None:
 
 # ---- llama.cpp
 
-TIMINGS = {  # in the form of llama-server, 0.3.36
+TIMINGS = {  # of llama-server, llama-cpp-python 0.3.36, --spec-type ngram-simple
     "cache_n": 0,
-    "prompt_n": 36,
-    "prompt_ms": 226.6,
-    "predicted_n": 48,
-    "predicted_ms": 1251.5,
-    "draft_n": 54,
-    "draft_n_accepted": 29,
+    "prompt_n": 52,
+    "prompt_ms": 6518.496,
+    "prompt_per_token_ms": 125.35569230769231,
+    "prompt_per_second": 7.977300285219167,
+    "predicted_n": 80,
+    "predicted_ms": 133377.15,
+    "predicted_per_token_ms": 1688.3183544303797,
+    "predicted_per_second": 0.5923053536531557,
+    "draft_n": 25,
+    "draft_n_accepted": 17,
 }
 
 
 def test_timings_of_llama_server_become_counts() -> None:
-    assert peer_worker.counted(TIMINGS) == {"passes": 19, "drafted": 54, "accepted": 29, "seconds": 1.2515}
+    assert peer_worker.counted(TIMINGS) == {"passes": 63, "drafted": 25, "accepted": 17, "seconds": 133.37715}
     plain = {"predicted_n": 4, "predicted_ms": 10.0}
     assert peer_worker.counted(plain) == {"passes": 4, "drafted": 0, "accepted": 0, "seconds": 0.01}
 
