@@ -201,8 +201,10 @@ def test_a_whole_prompt_that_is_known_is_not_read(monkeypatch: pytest.MonkeyPatc
             seen.append(batch.reused(step.row))
     assert [size for size in sizes if size > 1] == [PREFILL_CHUNK, 99, 2, 4], "later chunks begin where all chunks do"
     assert batch.reused_tokens == 2 * (PREFILL_CHUNK + 99) + PREFILL_CHUNK - 2
+    batch.round()
+    assert batch.reused(numbers[0]) == 0, "it has ended"
     assert emitted[numbers[0]] == emitted[numbers[1]] == emitted[numbers[2]]
-    off = ContinuousBatch(target, None, make_rule(), sampling=GREEDY, rows=4, prefix_memory=None)
+    off = ContinuousBatch(target, None, make_rule(), sampling=GREEDY, rows=4, prefix_memory=None, patience=0)
     off.add(prompt, 3), off.add(prompt, 3)
     assert sum(len(step.emitted) for step in off) == 6 and off.reused_tokens == off.prefix_bytes == 0
     with pytest.raises(InvalidOption, match="prefix_memory"):
