@@ -32,7 +32,7 @@ USES = {  # what needs the packages of an extra: it names the extra if they are 
     "app": "from outrider.app.cli import main; import sys; sys.argv = ['outrider', 'demo', '--no-browser']; main()",
     "bench": "from outrider.app.bench.plots import check; check()",
     "train": "from outrider.core.training.optim import check_accelerate; check_accelerate()",
-    "retrieval": "from outrider.text.rag.retrievers import retriever; retriever('bm25', ['a b', 'c d'])",
+    "retrieval": "from outrider.text.rag.retrievers import retriever; retriever('bm25', ['red fox', 'blue whale'])",
     "search": "from outrider.core.drafters.self_speculative.layer_search import searcher; searcher()",
     "structured": "from outrider.text.structured.grammar import _library; _library()",
     "speech": "from outrider.speech.hub.orpheus import Orpheus; Orpheus.open_codec(None, 'x', None)",

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.core.assets.store import extract_zip, transformers_model
-from outrider.core.errors import Incompatible, install_command, unknown
+from outrider.core.errors import Incompatible, InvalidOption, install_command, unknown
 from outrider.core.paths import cache_folder
 
 Numbers = NDArray[np.float32]
@@ -48,7 +48,10 @@ class BM25:
         self.passages = passages
         self._tokenize: Any = bm25s.tokenize
         self._index: Any = bm25s.BM25()
-        self._index.index(self._tokenize(list(passages), show_progress=False), show_progress=False)
+        words = self._tokenize(list(passages), show_progress=False)
+        if not words.vocab:
+            raise InvalidOption("no passage has a word that BM25 counts (it leaves out 'the', 'a' ...); use 'dense'")
+        self._index.index(words, show_progress=False)
 
     def encode(self, query: str) -> list[int]:
         """Return the ids of the query's words; words that occur in no passage are dropped."""

@@ -163,6 +163,7 @@ def test_the_scheduler_speculates_more_with_more_hits() -> None:
         (lambda lm, store: Speculation(prefetch=0), "1 document or more"),
         (lambda lm, store: Writer(lm, store).plain("the cat " * 400), "leave"),
         (lambda lm, store: retriever("grep", PASSAGES), "retriever"),
+        (lambda lm, store: BM25(["the", "a b"]), "no passage has a word"),
     ],
 )
 def test_invalid_options_raise(wrong: Any, words: str, lm: TextModel) -> None:
