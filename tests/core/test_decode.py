@@ -108,6 +108,13 @@ def test_the_target_itself_is_always_right(rule: str, sampling: Sampling) -> Non
     assert Summary.of(whole).acceptance_rate == 1
 
 
+def test_the_bonus_behind_64_guesses_takes_the_65th_random_number() -> None:
+    """A table of random numbers has 64, or more where they are asked for."""
+    drafter = DraftModel(target(), length=64)
+    _, steps = run(drafter, [[1]], rule=make_rule("token"), sampling=Sampling(), max_new_tokens=66)
+    assert [len(step.emitted) for step in steps] == [65, 1]
+
+
 SLOW = pytest.mark.slow
 FLEET: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: DraftModel(target(blur=0.4), length=4),

@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, residual, to_distribution
 from outrider.core.draft import Draft
 from outrider.core.drafters.length_policies import Confidence, Window
+from outrider.core.errors import InvalidOption
 from outrider.core.kernels.topk import argmax
 from outrider.core.rng import CounterRNG, Purpose, mix
 from outrider.core.tree import Tree
@@ -107,6 +108,19 @@ def test_striking_out_and_rows() -> None:
     torch.testing.assert_close(
         distribution.at_rows(torch.tensor([[1]]), torch.tensor([[[0, 1]]])), torch.tensor([[[0.1, 0.9]]])
     )
+
+
+def test_each_token_has_its_probability() -> None:
+    probs = torch.tensor([[0.5, 0.25, 0.25]])
+    assert torch.equal(Distribution(probs, None, 3).at(torch.arange(3)[None]), probs)
+    few = Distribution(probs, torch.tensor([[4, 0, 2]]), 5)
+    assert few.at(torch.arange(5)[None]).tolist() == [[0.25, 0, 0.25, 0, 0.5]]
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_a_penalty_is_finite(name: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"^{name} is inf; it must be finite \(0 is off\)$"):
+        Sampling(**{name: float("inf")})
 
 
 def test_a_token_that_has_just_min_p_of_the_likeliest_stays() -> None:
