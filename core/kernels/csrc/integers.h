@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <type_traits>
-
 namespace {
 
 struct Rounded {  // 32 inputs of a row

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 namespace {
 
 constexpr int kTile = 2048;   // bytes of a tile of 32 by 16 numbers, here in 32 bits
