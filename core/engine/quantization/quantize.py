@@ -2,7 +2,8 @@
 
 A pass of one token is bound by the bytes it reads, so few rows use weight-only kernels; for more rows those are slower
 than 16-bit products, so the dequantized weights are also kept in 16 bits. On a GPU torchao's kernels are used, if
-installed. Activations are not quantized. Without a kernel, weights are dequantized on every call: correct, but slow.
+installed. Activations are not quantized, except by our kernels for AVX2 (`core/kernels/csrc/integers.h`). Without a
+kernel, weights are dequantized on every call: correct, but slow.
 """
 
 from __future__ import annotations
