@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from outrider.core import __version__
+from tests.wheels import wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -45,14 +45,8 @@ def sources() -> list[str]:
 @pytest.mark.slow
 def test_the_wheel_holds_every_source_file_and_no_other(tmp_path: Path) -> None:
     files = sources()
-    for name in files:
-        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "src" / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path)]
-    built = subprocess.run([*command, str(tmp_path / "src")], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    built = wheel(tmp_path, "--no-build-isolation")
+    held = {name for name in zipfile.ZipFile(built).namelist() if ".dist-info/" not in name}
     expected = {
         installed + name.removeprefix(folder)
         for name in files
@@ -60,7 +54,7 @@ def test_the_wheel_holds_every_source_file_and_no_other(tmp_path: Path) -> None:
         if name.startswith(folder + "/")
     }
     assert held == expected
-    assert wheel.name.startswith(f"outrider-{__version__}-")
+    assert built.name.startswith(f"outrider-{__version__}-")
 
 
 def test_every_package_has_py_typed() -> None:

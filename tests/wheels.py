@@ -21,7 +21,6 @@ NONE = "none"
 PLAIN = """
 import outrider.app.cli, outrider.image, outrider.speech, outrider.text
 from outrider.core.decode import decode
-from outrider.core.distribution import Sampling
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
 target = TableTarget(9, seed=1)
@@ -80,14 +79,14 @@ class Environment:
             return run(self.python, "-c", code, cwd=Path(elsewhere), check=check)
 
 
-def wheel(folder: Path) -> Path:
-    """The wheel of the files that git knows."""
+def wheel(folder: Path, *options: str) -> Path:
+    """The wheel of the files that git knows, built with these options of pip."""
     source = folder / "source"
     for name in run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT).splitlines():
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", folder, source, cwd=folder)
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", *options, "-w", folder, source, cwd=folder)
     shutil.rmtree(source)
     (built,) = folder.glob("outrider-*.whl")
     return built

@@ -34,24 +34,21 @@ inline Rounded rounded(const bf16* a, int bits) {
     return found;
 }
 
-// A tile of weights of 8 bits, and one unpacked to 16.
+// The weights of a tile as the products take them; two(i, use) is of vectors 2 i and 2 i + 1.
+struct Unpacked {
+    const __m256i* at;
+    template <typename Use>
+    void two(int i, Use use) const { use(at[2 * i], at[2 * i + 1]); }
+};
+
+// A tile of weights of 8 bits, which are taken in 16.
 struct Eights {
-    static constexpr int kBits = 8, kGroup = 3;  // kGroup: rows whose sums fit into the registers
+    static constexpr int kBits = 8, kVectors = 32, kGroup = 3;  // kGroup: rows whose sums fit into the registers
     const uint8_t* at;
     template <typename Use>
-    void pair(int i, Use use) const {  // two inputs of eight outputs, and of the other eight
+    void two(int i, Use use) const {  // two inputs of eight outputs, and of the other eight
         const __m128i* const here = (const __m128i*)(at + 32 * i);
         use(_mm256_cvtepi8_epi16(_mm_loadu_si128(here)), _mm256_cvtepi8_epi16(_mm_loadu_si128(here + 1)));
-    }
-    struct Unpacked {
-        const __m256i* at;
-        template <typename Use>
-        void pair(int i, Use use) const { use(at[2 * i], at[2 * i + 1]); }
-    };
-    Unpacked unpacked(__m256i* to) const {
-        for (int i = 0; i < 16; i++)
-            pair(i, [&](__m256i left, __m256i right) { to[2 * i] = left, to[2 * i + 1] = right; });
-        return {to};
     }
     static Sixteen ordered(Sixteen x) { return x; }
 };
@@ -63,8 +60,8 @@ inline void summed(const Eights&, const Weights& weights, const Rounded* inputs,
     for (int m = 0; m < rows; m++) left[m] = right[m] = _mm256_setzero_si256();
 #pragma GCC unroll 1
     for (int i = 0; i < 16; i++)
-        weights.pair(i, [&](__m256i first, __m256i last) {
-            asm("" : "+x"(first), "+x"(last));
+        weights.two(i, [&](__m256i first, __m256i last) {
+            asm("" : "+x"(first), "+x"(last));  // read once, not for each row
 #pragma GCC unroll 4
             for (int m = 0; m < rows; m++) {
                 const __m256i input = _mm256_set1_epi32(inputs[m].pairs[i]);
@@ -79,9 +76,9 @@ inline void summed(const Eights&, const Weights& weights, const Rounded* inputs,
     }
 }
 
-// A tile of weights of 4 bits, of 0 to 15, and one unpacked to 8.
+// A tile of weights of 4 bits, of 0 to 15, which are taken in 8.
 struct Fours {
-    static constexpr int kBits = 4, kGroup = 4;
+    static constexpr int kBits = 4, kVectors = 16, kGroup = 4;
     const uint8_t* at;
     Sixteen scale, least;  // least: what 0 stands for
     explicit Fours(const uint8_t* tile) : at(tile) {
@@ -90,19 +87,9 @@ struct Fours {
         least = ordered(fnma(natural, same(8), load((const bf16*)(tile + 288))));
     }
     template <typename Use>
-    void pairs(int i, Use use) const {  // pair 2 i of inputs of 16 outputs, and the next
+    void two(int i, Use use) const {  // pair 2 i of inputs of 16 outputs, and the next
         const __m256i both = _mm256_loadu_si256((const __m256i*)(at + 32 * i)), mask = _mm256_set1_epi8(15);
         use(_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
-    }
-    struct Unpacked {
-        const __m256i* at;
-        template <typename Use>
-        void pairs(int i, Use use) const { use(at[2 * i], at[2 * i + 1]); }
-    };
-    Unpacked unpacked(__m256i* to) const {
-        for (int i = 0; i < 8; i++)
-            pairs(i, [&](__m256i first, __m256i next) { to[2 * i] = first, to[2 * i + 1] = next; });
-        return {to};
     }
     // Outputs 0-3 and 8-11, then 4-7 and 12-15: the order of sums. It is its own inverse.
     static Sixteen ordered(Sixteen x) {
@@ -116,7 +103,7 @@ inline void half_summed(const Weights& weights, int half, const Rounded* inputs,
     for (auto& sum : sums) sum = _mm256_setzero_si256();
 #pragma GCC unroll 1
     for (int i = 4 * half; i < 4 * half + 4; i++)
-        weights.pairs(i, [&](__m256i first, __m256i next) {
+        weights.two(i, [&](__m256i first, __m256i next) {
             asm("" : "+x"(first), "+x"(next));  // read once, not for each row
             const auto product = [&](__m256i numbers, int m, int pair) {
                 return _mm256_maddubs_epi16(numbers, _mm256_set1_epi32(inputs[m].pairs[pair]));
@@ -167,10 +154,14 @@ inline void multiplied(const uint8_t* at, int depth, const Rounded* inputs, int 
     for (int k = 0; k < depth; k++, at += record(Tile::kBits), inputs += count) {
         for (int i = 0; i < record(Tile::kBits); i += 64) _mm_prefetch((const char*)at + kAhead + i, _MM_HINT_T0);
         const Tile tile{at};
-        if (count <= Tile::kGroup)
+        if (count <= Tile::kGroup) {
             summed(tile, tile, inputs, count, sums);
-        else
-            summed(tile, tile.unpacked((__m256i*)room), inputs, count, sums);
+            continue;
+        }
+        __m256i* const to = (__m256i*)room;
+        for (int i = 0; i < Tile::kVectors / 2; i++)
+            tile.two(i, [&](__m256i first, __m256i next) { to[2 * i] = first, to[2 * i + 1] = next; });
+        summed(tile, Unpacked{to}, inputs, count, sums);
     }
     for (int m = 0; m < count; m++) store(sums + 16 * m, Tile::ordered(load(sums + 16 * m)));
 }

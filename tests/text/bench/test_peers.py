@@ -206,19 +206,8 @@ def test_output_of_libraries_is_kept_out_of_the_answers(tmp_path: Path) -> None:
 
 # ---- llama.cpp
 
-TIMINGS = {  # of llama-server, llama-cpp-python 0.3.36, --spec-type ngram-simple
-    "cache_n": 0,
-    "prompt_n": 52,
-    "prompt_ms": 6518.496,
-    "prompt_per_token_ms": 125.35569230769231,
-    "prompt_per_second": 7.977300285219167,
-    "predicted_n": 80,
-    "predicted_ms": 133377.15,
-    "predicted_per_token_ms": 1688.3183544303797,
-    "predicted_per_second": 0.5923053536531557,
-    "draft_n": 25,
-    "draft_n_accepted": 17,
-}
+# llama-server's own
+TIMINGS = json.loads((Path(__file__).parents[2] / "app" / "formats" / "llama-server.json").read_text())["timings"]
 
 
 def test_timings_of_llama_server_become_counts() -> None:
