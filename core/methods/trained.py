@@ -386,6 +386,7 @@ CTC = Method(
     summary="predicts the next tokens at once as CTC frames, and removes blanks and repeats before verification",
     paper="Speculative Decoding with CTC-based Draft Model for LLM Inference Acceleration (arXiv 2412.00061)",
     topology=("tree", "chain"),
+    capabilities=(Capability.BATCHED,),
     inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"frames": 3, "length": 2},
     test_options=({"nodes": 4, "depth": 2},),

@@ -107,25 +107,23 @@ def prefix_tree(tokens: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 class CollapsedTree(TopKTree):
     """The `nodes` most probable prefixes of what the frames collapse into."""
 
-    _batches = False  # the longest row's room decides which prefixes are found
-
     def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
         self.nodes, self.length = nodes, depth
         super().__init__(model, tree=parallel(nodes, depth), sampling=sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
-        longest = max(min(self.length, int(room.max())), 0)
-        if not longest:
+        if int(room.max()) < 1:
             return Draft.empty(len(room), rng.device)
         runner: Any = self.model
         self.bytes_read += runner.weight_bytes
-        sequences, value = runner.draft_head.chains(runner.future_logits(), self.nodes, longest)  # [B, W, L], [B, W]
+        # searched to the same length whatever the room, which another row's would otherwise decide: [B, W, L], [B, W]
+        sequences, value = runner.draft_head.chains(runner.future_logits(), self.nodes, self.length)
         tokens, parents, mass, live = prefix_tree(sequences, value)
         level = torch.arange(tokens.shape[1], device=tokens.device) // sequences.shape[1]
         live = live & (level < left[:, None])
         kept, shape = rerank(torch.where(live, mass, -torch.inf), parents, min(self.nodes, tokens.shape[1]))
-        best = Tree(shape, longest, self.nodes)
+        best = Tree(shape, self.length, self.nodes)
         tokens = tokens.gather(1, kept).clamp(min=0)
         return Draft.guess(tokens, best, live.gather(1, kept), mass.gather(1, kept))
 
