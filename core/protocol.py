@@ -377,13 +377,19 @@ class RecordingModel(Protocol):
 class ChainDrawing(Protocol):
     """Draws a whole chain of a single row in one call, and the tokens of several rows in the same way."""
 
-    def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
-        """Tokens [1, K] drawn with uniform numbers [K], and their distributions [1, K, V]; None if its current state
-        does not allow it."""
+    def draw_chain(
+        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False
+    ) -> tuple[Tensor, Distribution] | None:
+        """Tokens [1, N] drawn with uniform numbers [K], and their distributions [1, N, S]; None if its current state
+        does not allow it. The chain ends before the first token, with `last` behind it, whose distribution has no
+        probability at temperature 1 that reaches the threshold."""
 
     def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
-        """Tokens [B] drawn from logits [B, V] with uniform numbers [B], and their distributions [B, V]; None where
+        """Tokens [B] drawn from logits [B, V] with uniform numbers [B], and their distributions [B, S]; None where
         chains are not drawn in one call."""
+
+    def confidence(self, logits: Tensor) -> Tensor | None:
+        """The highest probabilities [B] at temperature 1, which are compared with the threshold; None as above."""
 
 
 @runtime_checkable

@@ -60,6 +60,10 @@ def text(
         str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")
     ] = TEXT_DRAFTER,
     draft_model: TextDraftModel = None,
+    draft_vocabulary: Annotated[
+        int | None,
+        typer.Option(min=0, help="Let the draft model draft its first N tokens only; 0: any. Default: as is fastest."),
+    ] = None,
     head: Head = None,
     num_draft_tokens: NumDraftTokens = None,
     rule: RuleName = RULE,
@@ -100,6 +104,7 @@ def text(
     options: dict[str, Any] = {
         **methods(drafter, rule, drafter_option, rule_option),
         "draft_model": draft_model,
+        "draft_vocabulary": draft_vocabulary,
         "head": head,
         "num_draft_tokens": num_draft_tokens,
         "temperature": temperature,
@@ -169,6 +174,7 @@ def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
         "drafter": None,
         "drafter_options": {},
         "draft_model": None,
+        "draft_vocabulary": None,
         "head": None,
         "num_draft_tokens": None,
     }

@@ -6,6 +6,7 @@ rearranges the weights on every call. Independent of what the weights are for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,29 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Selected:
+    """An output layer over the tokens `kept` [N] only; the others have logits of -inf."""
+
+    bias = None
+
+    def __init__(self, rows: Linear, kept: Tensor, vocabulary: int) -> None:
+        self.rows, self.kept, self.vocabulary = rows, kept, vocabulary
+        self.weight_bytes = rows.weight_bytes
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D], zero in the rows of other tokens."""
+        rows = self.rows.weight
+        return rows.new_zeros(self.vocabulary, rows.shape[1]).index_copy_(0, self.kept, rows)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[N, kept tokens] -> [N, V]."""
+        return logits.new_full((len(logits), self.vocabulary), -math.inf).index_copy_(1, self.kept, logits)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.spread(self.rows(x))
 
 
 class Streamed(Dense):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from outrider.core.engine.fused_pass import fused_pass
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.kv_cache.page_tables import contiguous
-from outrider.core.engine.linear import Dense, Linear
+from outrider.core.engine.linear import Dense, Linear, Selected
 from outrider.core.engine.native.draft_chain import NativeChain
 from outrider.core.engine.native.native_pass import NativePass, native_pass
 from outrider.core.engine.rotary import Factors, rope_table
@@ -53,6 +53,7 @@ class Network:
     def __init__(self, config: Config, embedding: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear) -> None:
         self.config, self.embedding, self.layers, self.norm, self.head = config, embedding, layers, norm, head
         self.dtype, self.device = embedding.dtype, embedding.device
+        self.selected = head if isinstance(head, Selected) else None  # the tokens that are predicted; None: all
         self.weight_bytes = sum(layer.weight_bytes for layer in layers) + head.weight_bytes
         self.residual_dtype = wide = self.dtype if self.dtype.itemsize > 2 else torch.float32
         # RMSNorm as x / hypot(|x|, sqrt(D eps)) * (sqrt(D) w): equal to x / sqrt(mean x^2 + eps) * w, but cheaper
@@ -114,15 +115,14 @@ class Network:
         """Normed states [..., D] -> [..., V]."""
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
-        flat = x.flatten(0, -2)
-        head = self.head if self.native_chain is None else self.native_chain.head  # in tiles, padded to whole ones
-        if isinstance(head, native.Tiled):
-            logits = head.product(flat, torch.float32)[:, : self.config.vocabulary]
-        else:
-            logits = head(flat)
+        flat, selected = x.flatten(0, -2), self.selected
+        rows, count = (self.head, self.config.vocabulary) if selected is None else (selected.rows, len(selected.kept))
+        if self.native_chain is not None:
+            rows = self.native_chain.head  # in tiles, padded to whole ones
+        logits = rows.product(flat, torch.float32)[:, :count] if isinstance(rows, native.Tiled) else rows(flat)
         if (cap := self.config.variant.logit_softcap) is not None:
             logits = cap * torch.tanh(logits / cap)
-        return logits.view(*x.shape[:-1], self.config.vocabulary)
+        return (logits if selected is None else selected.spread(logits)).view(*x.shape[:-1], self.config.vocabulary)
 
     def ensure_positions(self, count: int, long: bool = False) -> None:
         """Extend the rotary tables to at least `count` positions. `long`: this thread's passes use LongRoPE's long

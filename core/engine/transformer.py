@@ -33,7 +33,6 @@ from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.kernels import native
 from outrider.core.protocol import PREFILL_CHUNK, Judged, Prefill, Prompts, Reading, Rule, Scores
 from outrider.core.rng import CounterRNG
 
@@ -238,10 +237,12 @@ class Decoder:
         return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
-    def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
+    def draw_chain(
+        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False
+    ) -> tuple[Tensor, Distribution] | None:
         """Draw a chain for a batch of one row in one call of the compiled kernels: tokens [1, N], each drawn with one
-        of the uniform numbers [N], and their distributions. All tokens but the last count as scored afterwards. None if
-        this is not possible here; the caller then needs one pass per token."""
+        of the uniform numbers, and their distributions. All tokens that were read count as scored afterwards. None: the
+        caller needs one pass per token here."""
         rows, chain, sampling = self.cache.rows, self._chain(), self._pipeline.sampling
         if chain is None or len(rows.host) > 1 or rows.table is not None:
             return None
@@ -249,23 +250,26 @@ class Decoder:
         self.cache.reserve(wait + steps)
         self.network.ensure_positions(rows.host[0] + wait + steps, self.cache.long)
         uniforms, conditioning = None if sampling.greedy else numbers, self.network.conditioning_of(0)
-        tokens, distributions = chain.draw(
-            rows.pending[0], rows.host[0], self.cache.store, steps, conditioning, uniforms, sampling.temperature
+        tokens, law = chain.draw(
+            *(rows.pending[0], rows.host[0], self.cache.store, steps, conditioning, uniforms, sampling.temperature),
+            *(threshold, last),
         )
-        self.cache.scored, self.cache.scratch_owner = steps - 1, self
-        if distributions is None:
-            return tokens[None], Distribution.point(tokens[None], self.vocabulary)
-        return tokens[None], Distribution(distributions[None], None, self.vocabulary)
+        self.cache.scored, self.cache.scratch_owner = len(tokens) - int(last or len(tokens) == steps), self
+        return tokens[None], law
 
     @torch.no_grad()
     def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
         """A token [B] from each row of logits [B, V], drawn with one of the uniform numbers [B] as `draw_chain` draws,
         and the distributions [B, V]; None where `draw_chain` is not possible for one row."""
-        sampling = self._pipeline.sampling
-        if sampling.greedy or self._chain() is None or logits.dtype != torch.float32:
+        chain, sampling = self._chain(), self._pipeline.sampling
+        if sampling.greedy or chain is None or logits.dtype != torch.float32:
             return None
-        tokens, probs = native.drawn(logits, numbers, sampling.temperature)
-        return tokens, Distribution(probs, None, self.vocabulary)
+        return chain.draw_rows(logits, numbers, sampling.temperature)
+
+    def confidence(self, logits: Tensor) -> Tensor | None:
+        """The highest probability of each row of logits [B, V], as `draw_chain` reads it; None as above."""
+        chain = self._chain() if logits.dtype == torch.float32 else None
+        return None if chain is None else chain.confidence(logits)
 
     def _chain(self) -> NativeChain | None:
         """The compiled kernels for chains, if they compute what passes one by one compute."""

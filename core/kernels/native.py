@@ -9,6 +9,7 @@ what the weights are for.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -167,7 +168,8 @@ def library() -> ctypes.CDLL | None:
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
-    found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
+    found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, c_int32
+    found.outrider_highest.argtypes, found.outrider_highest.restype = [c_void_p, c_void_p, c_int32, c_int32], None
     found.outrider_draw_tree.argtypes, found.outrider_draw_tree.restype = [c_void_p] * 5, None
     found.outrider_draw_heads.argtypes, found.outrider_draw_heads.restype = [c_void_p] * 2, None
     found.outrider_drawn.argtypes, found.outrider_drawn.restype = [*([c_void_p] * 4), c_int32, c_int32, c_float], None
@@ -264,6 +266,15 @@ def drawn(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor,
     return tokens, probs
 
 
+def highest(logits: Tensor) -> Tensor:
+    """The highest probability [N] of each row of 32-bit logits [N, V] at temperature 1."""
+    code, logits = library(), logits.contiguous()
+    assert code is not None and logits.dtype == torch.float32
+    found = torch.empty(len(logits))
+    code.outrider_highest(logits.data_ptr(), found.data_ptr(), *logits.shape)
+    return found
+
+
 def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
     """KL divergences sum p (log p - log softmax(z)) [N] for 16-bit logits z [N, V] and 32-bit log_p, V a multiple of
     16; and their gradients softmax(z) - p in 16 bits."""
@@ -295,6 +306,18 @@ class Tiled:
         self.point()
         kept = [part for part in (self._tiles, self._scales, self._bias) if part is not None]
         self.weight_bytes = sum(part.numel() * part.element_size() for part in kept)
+
+    def first(self, rows: int) -> Tiled:
+        """The layer's first outputs, which share its weights; whole tiles of them."""
+        made = copy.copy(self)
+        made.shape = torch.Size((rows, self.shape[1]))
+        made._tiles = self._tiles[: rows // _OUTPUTS]
+        made._scales, made._bias, made.bias = (
+            None if part is None else part[:rows] for part in (self._scales, self._bias, self.bias)
+        )
+        made.point()
+        made.weight_bytes = self.weight_bytes * rows // self.shape[0]
+        return made
 
     def point(self) -> None:
         """Set the addresses in the kernels' struct; call again after moving the weights."""

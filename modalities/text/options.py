@@ -46,6 +46,7 @@ class Given(TypedDict, total=False):
 
     drafter: str | Drafter | None
     draft_model: Any
+    draft_vocabulary: int | None
     head: Any
     num_draft_tokens: int | None
     rule: str | Rule
@@ -80,6 +81,7 @@ class Options:
 
     drafter: str | Drafter | None = AUTO.name  # a name of `model.drafters`, or an object; None: plain decoding
     draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
+    draft_vocabulary: int | None = None  # the draft model drafts its first tokens only; 0: any; None: as is fastest
     head: Any = None  # a draft head: a file, a folder, or a hub id of a published one; "auto" is then its drafter
     num_draft_tokens: int | None = None  # draft tokens per target pass, at most; None: the drafter's default
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
@@ -121,7 +123,11 @@ class Options:
             raise InvalidOption(f"stop_token_ids is {self.stop_token_ids!r:.80}; it must be a list of token ids")
         if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
             raise InvalidOption(f"num_draft_tokens is {self.num_draft_tokens}; it must be 1 or more")
-        for name in ("draft_model", "head", "num_draft_tokens"):
+        if self.draft_vocabulary is not None and (self.draft_vocabulary < 0 or self.draft_vocabulary % 16):
+            raise InvalidOption(
+                f"draft_vocabulary is {self.draft_vocabulary}; it must be a multiple of 16, or 0 for all tokens"
+            )
+        for name in ("draft_model", "draft_vocabulary", "head", "num_draft_tokens"):
             if getattr(self, name) is not None and not isinstance(self.drafter, str):
                 raise InvalidOption(f"{name} goes with a drafter's name, not with a drafter object or None")
         if self.format is not None and (self.stops or self.stop_token_ids):
@@ -224,5 +230,5 @@ _TYPES: dict[str, Kind] = {
     **METHODS,
     "stop": ((str, list, tuple), "a string or a list of strings"),
     "stop_token_ids": ((list, tuple), "a list of token ids"),
-    "num_draft_tokens": ((int, type(None)), "a whole number or None"),
+    **dict.fromkeys(("num_draft_tokens", "draft_vocabulary"), ((int, type(None)), "a whole number or None")),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.errors import unknown
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import AUTO, DRAFTERS, RULES, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.listing import Listing
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _INPUTS: Mapping[Input, Callable[[TextModel, Request], Any]] = {
     Input.TARGET: drafter_inputs.target,
-    Input.DRAFT_MODEL: drafter_inputs.draft_model,
     Input.DRAFT_MODELS: drafter_inputs.draft_models,
     Input.FOREIGN_MODEL: drafter_inputs.foreign_model,
     Input.BRIDGE: drafter_inputs.bridge,
@@ -69,6 +68,7 @@ def check_names(drafter: str | None, rule: str) -> None:
 def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
     """The drafter of these options, for this many batch rows, and the measured costs that it uses."""
     inputs: dict[Input, Provider] = {kind: partial(make, model) for kind, make in _INPUTS.items()}
+    inputs[Input.DRAFT_MODEL] = partial(drafter_inputs.draft_model, model, options.draft_vocabulary)
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
     draft_model, drafter = options.draft_model, options.drafter
@@ -88,6 +88,10 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
     if drafter == AUTO.name and not drafter_options:
         default = default_of(model.name)
         drafter, drafter_options = default.drafter or drafter, default.options
+    if options.draft_vocabulary is not None and isinstance(drafter, str):
+        kinds = catalogue.method(drafter).inputs.values()
+        if Input.DRAFT_MODEL not in kinds and Input.DRAFTERS not in kinds:
+            raise InvalidOption(f"the drafter '{drafter}' takes no draft model, so draft_vocabulary does nothing there")
     return catalogue.drafter(
         drafter,
         drafter_options,

@@ -16,8 +16,9 @@ from torch import Tensor
 from outrider import text
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
-from outrider.text import TextModel
+from outrider.text import TextModel, drafter_inputs
 from outrider.text.options import Given, Options
+from outrider.text.resolve_drafter import resolve_drafter
 from outrider.text.stream import Piece
 
 RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 24}
@@ -38,6 +39,34 @@ def test_a_draft_model_is_named_in_the_call_or_when_loading(lm: TextModel, folde
     assert loaded.generate(PROMPT, drafter=None, **RAW, **extra).trace.method == "plain"
     tree = lm.generate(PROMPT, drafter="dynamic-tree", draft_model=loaded, num_draft_tokens=3, **RAW, **extra)
     assert tree.tokens == plain.tokens and max(len(step.drafted) for step in tree.trace.steps) == 3
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "dynamic-tree", "sampled-tree", "specexec"])
+@pytest.mark.parametrize("extra", [{}, SAMPLED])
+def test_a_draft_model_may_draft_its_first_tokens_only(
+    lm: TextModel, folder: Path, drafter: str, extra: dict[str, Any]
+) -> None:
+    plain = lm.generate(PROMPT, drafter=None, **RAW, **extra)
+    every = lm.generate(PROMPT, drafter=drafter, draft_model=folder, draft_vocabulary=0, **RAW, **extra)
+    first = lm.generate(PROMPT, drafter=drafter, draft_model=folder, draft_vocabulary=80, **RAW, **extra)
+    assert every.tokens == first.tokens == plain.tokens
+    drafted = [{token for step in out.trace.steps for token in step.drafted} for out in (every, first)]
+    assert max(drafted[1]) < 80 <= max(drafted[0])
+
+
+def test_a_draft_model_of_many_languages_drafts_common_tokens(
+    lm: TextModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that halves its output layer, unless the user says otherwise."""
+    monkeypatch.setattr(drafter_inputs, "_COMMON", 80)
+    for given, most in ((None, 80), (0, lm.target().vocabulary)):
+        options = Options(drafter="draft-model", draft_model=folder, draft_vocabulary=given)
+        model: Any = resolve_drafter(lm, options).made
+        selected = model.model.network.selected
+        assert (lm.target().vocabulary if selected is None else len(selected.kept)) == most
+    monkeypatch.setattr(drafter_inputs, "_COMMON", lm.target().vocabulary)
+    model = resolve_drafter(lm, Options(drafter="draft-model", draft_model=folder)).made
+    assert model.model.network.selected is None
 
 
 def test_a_draft_model_may_be_a_model_object_of_transformers(lm: TextModel, folder: Path) -> None:
@@ -76,6 +105,10 @@ def test_every_option_that_limits_draft_tokens_exists() -> None:
         ({"drafter": None, "num_draft_tokens": 3}, "num_draft_tokens goes with"),
         ({"drafter": None, "draft_model": "x"}, "draft_model goes with"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is 0"),
+        ({"drafter": "suffix", "draft_vocabulary": 32}, "draft_vocabulary does nothing there"),
+        ({"drafter": None, "draft_vocabulary": 32}, "draft_vocabulary goes with"),
+        ({"draft_vocabulary": 33}, "a multiple of 16"),
+        ({"draft_vocabulary": "many"}, "draft_vocabulary is 'many'"),
         ({"drafter": "suffix", "num_draft_tokens": 3, "drafter_options": {"nodes": 4}}, "sets nodes"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
         ({"logits_processor": 3}, "logits_processor"),

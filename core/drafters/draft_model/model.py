@@ -144,10 +144,10 @@ class _ModelDrafter:
 
 
 class DraftModel(_ModelDrafter):
-    """A chain, drawn token by token. A policy decides its length; `threshold`, `max_length` and `cost` are the policy's
-    settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's hidden state `tap` (None: to
-    features of the distribution). `sampling` lets the model draw at other settings than the target's, which changes the
-    acceptance rate and never the distribution of the output."""
+    """A chain, drawn token by token. A policy decides its length; `threshold`, `last`, `max_length` and `cost` are the
+    policy's settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's hidden state `tap`
+    (None: to features of the distribution). `sampling` lets the model draw at other settings than the target's, which
+    changes the acceptance rate and never the distribution of the output."""
 
     _batches = True
 
@@ -158,6 +158,7 @@ class DraftModel(_ModelDrafter):
         length: int = 5,
         policy: Policy | str = "fixed",
         threshold: float | None = None,
+        last: bool | None = None,
         max_length: int | None = None,
         cost: float | None = None,
         head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None,
@@ -165,11 +166,11 @@ class DraftModel(_ModelDrafter):
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        settings = {"threshold": threshold, "max_length": max_length, "cost": cost}
+        settings = {"threshold": threshold, "last": last, "max_length": max_length, "cost": cost}
         reading = {} if head is None else {"head": head, "tap": tap}
         given = {name: value for name, value in settings.items() if value is not None}
         self.policy = make_policy(policy, length, **given, **reading)
-        self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) is Fixed else None
+        self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) in (Fixed, Confidence) else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._state_policy = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
@@ -219,21 +220,28 @@ class DraftModel(_ModelDrafter):
         if self._state_policy is not None:
             assert self._state_policy.tap is not None
             self._state_policy.see(scores.hidden[self._state_policy.tap][:, -1])
-        read = scores.softmax(row) if self.policy.reads_distribution else distribution
+        read = distribution
+        if self.policy.reads_distribution:
+            sure = None if self._drawer is None else self._drawer.confidence(scores.logits(row)[:, 0])
+            read = scores.softmax(row) if sure is None else Distribution(sure[:, None, None], None, 1)
         return self.policy.more(read.column(0), depth)
 
     def _draw_chain(self, length: int, rng: CounterRNG) -> Draft | None:
-        """A single row's chain of fixed length in one call, if the model supports that; else None."""
+        """A single row's chain in one call, if the model supports that; else None."""
         single = rng.has_tables and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if self._drawer is None or not single:
             return None
-        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy())
+        ends = (self.policy.threshold, self.policy.last) if isinstance(self.policy, Confidence) else ()
+        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy(), *ends)
         if chain is None:
             return None
-        self.bytes_read += self.model.weight_bytes * length
         tokens, distributions = chain
-        self._drafted = torch.tensor([length])
-        return Draft.drawn(tokens, distributions, torch.ones(1, length, dtype=torch.bool))
+        count = tokens.shape[1]
+        self.bytes_read += self.model.weight_bytes * max(count, 1)
+        self._drafted = torch.tensor([count])
+        if not count:
+            return Draft.empty(1, rng.device)
+        return Draft.drawn(tokens, distributions, torch.ones(1, count, dtype=torch.bool))
 
     def _draw_rows(
         self, scores: Scores, row: Tensor, rng: CounterRNG, depth: int
@@ -244,8 +252,9 @@ class DraftModel(_ModelDrafter):
         drawn = self._drawer.draw_rows(scores.logits(row)[:, 0], rng.table(Purpose.DRAW)[:, depth])
         if drawn is None:
             return None
-        tokens, distribution = drawn
-        return tokens, Distribution(distribution.probs[:, None], None, distribution.vocabulary)
+        tokens, found = drawn
+        ids = None if found.tokens is None else found.tokens[:, None]
+        return tokens, Distribution(found.probs[:, None], ids, found.vocabulary)
 
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 

@@ -9,7 +9,6 @@ and shipped (LoRA, arXiv 2106.09685).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.drafters.trained.lora import correct
-from outrider.core.engine.linear import Dense, Linear
+from outrider.core.engine.linear import Dense, Linear, Selected
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
@@ -136,28 +135,11 @@ class SmallModel(DraftHead):
         head = (
             network.head
             if vocabulary is None
-            else Reduced(network.head.weight[vocabulary], vocabulary, network.config.vocabulary)
+            else Selected(
+                fastest_for_drafting(Dense(network.head.weight[vocabulary].contiguous())),
+                vocabulary.to(network.device),
+                network.config.vocabulary,
+            )
         )
         config = replace(network.config, layers=len(layers))
         return Network(config, network.embedding, layers, plain(self.norm), head)
-
-
-class Reduced:
-    """An output layer over some tokens; the others have logits of -inf."""
-
-    bias = None
-
-    def __init__(self, weight: Tensor, kept: Tensor, vocabulary: int) -> None:
-        self._rows = fastest_for_drafting(Dense(weight.contiguous()))
-        self._kept, self._vocabulary = kept.to(weight.device), vocabulary
-        self.weight_bytes = self._rows.weight_bytes
-
-    @property
-    def weight(self) -> Tensor:
-        """[V, D], zero in the rows of other tokens."""
-        rows = self._rows.weight
-        return rows.new_zeros(self._vocabulary, rows.shape[1]).index_copy_(0, self._kept, rows)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        logits = self._rows(x)
-        return logits.new_full((len(x), self._vocabulary), -math.inf).index_copy_(1, self._kept, logits)

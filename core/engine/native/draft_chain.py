@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine.linear import Linear
+from outrider.core.distribution import Distribution
+from outrider.core.engine.linear import Linear, Selected
 from outrider.core.engine.native.native_pass import NativePass
 from outrider.core.engine.types import PassLayout
 from outrider.core.kernels import native
@@ -25,10 +26,10 @@ _TILE = 16  # output rows of a tile
 class _Chain(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("embedding", "conditioning", "norm", "head", "uniforms", "pending")),
-        *((name, c_void_p) for name in ("tokens", "distributions", "logits", "state", "mask", "workspace")),
+        *((name, c_void_p) for name in ("kept", "tokens", "distributions", "logits", "state", "mask", "workspace")),
         *((name, c_int64) for name in ("embedding_rows", "conditioning_rows")),
-        *((name, c_int32) for name in ("pending_count", "entries", "steps", "vocabulary")),
-        ("temperature", c_float),
+        *((name, c_int32) for name in ("pending_count", "entries", "steps", "outputs", "last")),
+        *((name, c_float) for name in ("temperature", "floor")),
     )
 
 
@@ -37,8 +38,11 @@ class NativeChain:
 
     def __init__(self, runner: NativePass, embedding: Tensor, norm: Tensor, head: Linear) -> None:
         self._runner, self._embedding, self._norm = runner, embedding, norm.float().contiguous()
-        self._vocabulary = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
-        self.head = head if isinstance(head, native.Tiled) else tiled(head)
+        self.kept = head.kept.contiguous() if isinstance(head, Selected) else None  # ids of the outputs; None: all
+        rows = head.rows if isinstance(head, Selected) else head
+        self._outputs = rows.shape[0] if isinstance(rows, native.Tiled) else rows.weight.shape[0]
+        self._vocabulary = head.vocabulary if isinstance(head, Selected) else self._outputs
+        self.head = rows if isinstance(rows, native.Tiled) else tiled(rows)
 
     def draw(
         self,
@@ -49,18 +53,22 @@ class NativeChain:
         conditioning: Tensor | None,
         uniforms: np.ndarray | None,
         temperature: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Read the pending tokens [P] of a row with `entries` cached tokens, then draw `steps` tokens one by one.
+        threshold: float,
+        last: bool,
+    ) -> tuple[Tensor, Distribution]:
+        """Read the pending tokens [P] of a row with `entries` cached tokens, then draw up to `steps` tokens one by one:
+        until a distribution whose highest probability at temperature 1 is below the threshold, or with `last` until its
+        token.
 
-        Token i is drawn with uniforms[i]; without uniforms each token is the most probable one. Returns the tokens
-        [steps] and their distributions [steps, V] (None without uniforms). Keys and values of all tokens but the last
-        are written to the store. `conditioning` [T, D] is added to the embeddings, by position."""
+        Token i is drawn with uniforms[i]; without uniforms each token is the most probable one. Returns the tokens [N]
+        and their distributions [1, N, S]. Keys and values of all tokens but the
+        last are written to the store. `conditioning` [T, D] is added to the embeddings, by position."""
         code = native.library()
         assert code is not None
         size, head_rows, count = self._embedding.shape[1], self.head.shape[0], len(pending)
         columns, head = entries + count + steps, ctypes.addressof(self.head.matrix)
         tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(count * size + head_rows)
-        distributions = None if uniforms is None else torch.empty(steps, self._vocabulary)
+        distributions = None if uniforms is None else torch.empty(steps, self._outputs)
         state, mask = torch.empty(size, dtype=torch.bfloat16), torch.empty(count * columns, dtype=torch.bool)
         numbers = None if uniforms is None else np.ascontiguousarray(uniforms, np.float64)
         pending, conditioning = pending.contiguous(), None if conditioning is None else conditioning.contiguous()
@@ -72,12 +80,32 @@ class NativeChain:
         chain = _Chain(
             *(native.at(part) for part in (self._embedding, conditioning, self._norm)),
             *(head, None if numbers is None else numbers.ctypes.data),
-            *(native.at(part) for part in (pending, tokens, distributions, logits, state, mask)),
+            *(native.at(part) for part in (pending, self.kept, tokens, distributions, logits, state, mask)),
             *(workspace, len(self._embedding), 0 if conditioning is None else len(conditioning)),
-            *(count, entries, steps, self._vocabulary, temperature),
+            *(count, entries, steps, self._outputs, last, temperature, threshold),
         )
-        code.outrider_draw(*self._runner.addresses, ctypes.addressof(arguments), ctypes.addressof(chain))
-        return tokens, distributions
+        drawn = code.outrider_draw(*self._runner.addresses, ctypes.addressof(arguments), ctypes.addressof(chain))
+        tokens = tokens[:drawn]
+        if distributions is None:
+            return tokens, Distribution.point(tokens[None], self._vocabulary)
+        return tokens, self._of_outputs(distributions[None, :drawn])
+
+    def draw_rows(self, logits: Tensor, numbers: Tensor, temperature: float) -> tuple[Tensor, Distribution]:
+        """A token [B] from each row of logits [B, V], drawn with one of the uniform numbers [B] as `draw` draws, and
+        the distributions [B, S]."""
+        places, probs = native.drawn(self._logits_of_outputs(logits), numbers, temperature)
+        return places if self.kept is None else self.kept[places], self._of_outputs(probs)
+
+    def confidence(self, logits: Tensor) -> Tensor:
+        """The highest probability [B] of each row of logits [B, V], which `draw` compares with its threshold."""
+        return native.highest(self._logits_of_outputs(logits))
+
+    def _logits_of_outputs(self, logits: Tensor) -> Tensor:
+        return logits if self.kept is None else logits[:, self.kept]
+
+    def _of_outputs(self, probs: Tensor) -> Distribution:
+        """Distributions over the outputs [..., S], over tokens."""
+        return Distribution(probs, None if self.kept is None else self.kept.expand_as(probs), self._vocabulary)
 
 
 def tiled(head: Linear) -> native.Tiled:

@@ -12,19 +12,37 @@ struct Drawing {  // mirrors _Chain in engine/native/draft_chain.py
     const bf16* embedding;      // [embedding_rows, width]
     const float* conditioning;  // [conditioning_rows, width] added to the embedding by position, or null
     const float* norm;
-    const Matrix* head;         // rows from `vocabulary` on are padding
+    const Matrix* head;         // rows from `outputs` on are padding
     const double* uniforms;     // [steps] in [0, 1), to draw with; null: take the most probable token
     const int64_t* pending;
+    const int64_t* kept;        // [outputs] the token of each output, or null: its index
     int64_t* tokens;            // [steps] the drawn tokens
-    float* distributions;       // [steps, vocabulary] they were drawn from; unused without uniforms
+    float* distributions;       // [steps, outputs] they were drawn from; unused without uniforms
     float* logits;              // [head rows]
     bf16* state;                // [width]
     uint8_t* mask;              // [pending_count, entries + pending_count]
     uint8_t* workspace;
     int64_t embedding_rows, conditioning_rows;
-    int32_t pending_count, entries, steps, vocabulary;  // entries: cached tokens before the pending ones
-    float temperature;
+    int32_t pending_count, entries, steps, outputs;  // entries: cached tokens before the pending ones
+    int32_t last;  // whether a token is drawn from the first distribution that does not reach the floor
+    float temperature, floor;  // of a distribution's highest probability at temperature 1; 0: any
 };
+
+// The highest probability of softmax(logits) [size].
+static float highest(const float* logits, int size) {
+    const float largest = *std::max_element(logits, logits + size);
+    Sixteen sum = zero();
+    const int even = size / 16 * 16;
+    for (int i = 0; i < even; i += 16) sum = add(sum, exponential(sub(load(logits + i), same(largest))));
+    float total = added(sum);
+    for (int i = even; i < size; i++) total += std::exp(logits[i] - largest);
+    return 1 / total;
+}
+
+// The same for rows of logits [rows, size].
+void outrider_highest(const float* logits, float* to, int32_t rows, int32_t size) {
+    for (int64_t row = 0; row < rows; row++) to[row] = highest(logits + row * size, size);
+}
 
 // Writes softmax(logits / temperature) [size] to `distribution`; returns the token at which its running sum exceeds
 // `uniform` times its total.
@@ -54,8 +72,8 @@ void outrider_drawn(const float* logits, const double* uniforms, float* distribu
             drawn(logits + row * size, size, temperature, uniforms[row], distributions + row * size);
 }
 
-// The pass must have room for the states of all pending tokens.
-void outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass, const Drawing* drawing) {
+// Returns the number of drawn tokens. The pass must have room for the states of all pending tokens.
+int32_t outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass, const Drawing* drawing) {
     const Drawing& d = *drawing;
     const int width = shape->width;
     Pass p = *pass;
@@ -82,11 +100,16 @@ void outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass, co
         outrider_run(shape, layers, &p);
         normed(p.x + int64_t(p.count - 1) * width, d.norm, width, shape->eps, d.state);
         outrider_product(d.head, d.state, d.logits, 1, 1, p.threads, d.workspace);
-        d.tokens[step] = d.uniforms ? drawn(d.logits, d.vocabulary, d.temperature, d.uniforms[step],
-                                            d.distributions + int64_t(step) * d.vocabulary)
-                                    : std::max_element(d.logits, d.logits + d.vocabulary) - d.logits;
+        const bool ends = d.floor > 0 && highest(d.logits, d.outputs) < d.floor;
+        if (ends && !d.last) return step;
+        const int64_t found = d.uniforms ? drawn(d.logits, d.outputs, d.temperature, d.uniforms[step],
+                                                 d.distributions + int64_t(step) * d.outputs)
+                                         : std::max_element(d.logits, d.logits + d.outputs) - d.logits;
+        d.tokens[step] = d.kept ? d.kept[found] : found;
+        if (ends) return step + 1;
         p.start += p.count, p.count = 1, p.mask = nullptr;
     }
+    return d.steps;
 }
 
 }  // extern "C"

@@ -4,6 +4,7 @@ and a cache that goes on from there."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.fewer_tokens import predicting
 from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
@@ -109,15 +112,71 @@ def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
     assert float32.draw_chain(np.array([0.5])) is None
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_chain_ends_where_its_law_is_unsure(last: bool) -> None:
+    model, numbers = opened(SHAPE, Sampling()), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
+    whole = model.draw_chain(numbers)
+    assert whole is not None
+    sure = whole[1].probs[0].amax(-1)
+    for end in range(5):
+        model = opened(SHAPE, Sampling())
+        threshold = float(sure[: end + 1].min()) * 1.001
+        below = int((sure < threshold).nonzero()[0])
+        found = model.draw_chain(numbers, threshold, last)
+        assert found is not None and found[0].tolist() == [whole[0][0, : below + last].tolist()]
+        assert model.cache.scored == below
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_chain_of_the_first_tokens_has_their_law(temperature: float) -> None:
+    sampling, numbers = Sampling(temperature=temperature), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
+    network = Decoder.random(ODD, 3, dtype=torch.bfloat16, gain=3.0).network
+    model, whole = predicting(Decoder(network), 48), Decoder(network)
+    assert model.weight_bytes < whole.weight_bytes and model.network.layers is network.layers
+    for each in (model, whole):
+        each.begin([PROMPT], sampling)
+    found = model.draw_chain(numbers)
+    assert found is not None and int(found[0].max()) < 48
+    tokens, distributions = found
+    chain = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    logits = whole.score(chain).logits()[:, :5]
+    model.begin([PROMPT], sampling)
+    few = model.score(chain).logits()[:, :5]
+    torch.testing.assert_close(few[..., :48], logits[..., :48], atol=0, rtol=0)
+    assert bool(few[..., 48:].isneginf().all())
+    if temperature:
+        expected = (logits[..., :48] / temperature).softmax(-1)
+        torch.testing.assert_close(distributions.dense().probs[..., :48], expected, atol=0.02, rtol=0.05)
+    else:
+        assert torch.equal(tokens, logits[..., :48].argmax(-1))
+
+
+def test_a_distilled_model_drafts_the_tokens_that_it_has_learned_only() -> None:
+    target, kept = opened(SHAPE, Sampling()), [5, 7, 9, *range(40, 60)]
+    model = SmallModel(target, layers=1, vocabulary=kept).drafts(target)
+    model.begin([PROMPT], Sampling())
+    assert model.network.native_chain is not None and len(model.network.native_chain.head.weight) == 32  # whole tiles
+    found = model.draw_chain(np.linspace(0, 0.99, 8))
+    assert found is not None and set(found[0][0].tolist()) <= set(kept)
+    model.begin([PROMPT], Sampling())
+    logits = model.score(Draft.empty(1, torch.device("cpu"))).logits()[0, 0]
+    assert logits.isfinite().nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("count", [0, 80])
+@pytest.mark.parametrize("policy", [{}, {"policy": "confidence"}, {"policy": "confidence", "last": True}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_model_says_what_it_says_pass_by_pass(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_says_what_it_says_pass_by_pass(
+    temperature: float, policy: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, sampling = Decoder.random(SHAPE, 3, dtype=torch.bfloat16), Sampling(temperature=temperature)
 
     def said() -> Trace:
         small = Decoder.random(replace(SHAPE, layers=1), 3, dtype=torch.bfloat16)
+        small = predicting(small, count) if count else small
         steps = decode(
             target,
-            DraftModel(small, length=4),
+            DraftModel(small, length=4, **policy),
             make_rule("token"),
             [PROMPT],
             sampling=sampling,
