@@ -62,7 +62,10 @@ def text(
     draft_model: TextDraftModel = None,
     draft_vocabulary: Annotated[
         int | None,
-        typer.Option(min=0, help="Let the draft model draft its first N tokens only; 0: any. Default: as is fastest."),
+        typer.Option(
+            min=0,
+            help="Let the draft model draft its first N tokens only; 0: any. Default: 65,536 if it has twice as many.",
+        ),
     ] = None,
     head: Head = None,
     num_draft_tokens: NumDraftTokens = None,

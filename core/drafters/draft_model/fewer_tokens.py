@@ -1,7 +1,7 @@
 """A draft model that predicts its first tokens only, which tokenizers number by how frequent they are.
 
-Restricting a draft model's output layer to frequent tokens is from FR-Spec (arXiv 2502.14856). The law of the output
-stays the target's, since every rule reads the distribution that was drawn from. Independent of drafters.
+Restricting a draft model's output layer to frequent tokens is from FR-Spec (arXiv 2502.14856). Exact rules
+stay exact, since they read the distribution that was drawn from. Independent of drafters.
 """
 
 from __future__ import annotations

@@ -231,13 +231,16 @@ class DraftModel(_ModelDrafter):
         single = rng.has_tables and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if self._drawer is None or not single:
             return None
-        ends = (self.policy.threshold, self.policy.last) if isinstance(self.policy, Confidence) else ()
-        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy(), *ends)
+        threshold, last = (
+            (self.policy.threshold, self.policy.last) if isinstance(self.policy, Confidence) else (0.0, False)
+        )
+        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy(), threshold, last)
         if chain is None:
             return None
         tokens, distributions = chain
         count = tokens.shape[1]
-        self.bytes_read += self.model.weight_bytes * max(count, 1)
+        passes = count if last or count == length else count + 1  # the last one's distribution was not drawn from
+        self.bytes_read += self.model.weight_bytes * passes
         self._drafted = torch.tensor([count])
         if not count:
             return Draft.empty(1, rng.device)

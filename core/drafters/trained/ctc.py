@@ -122,7 +122,7 @@ class CollapsedTree(TopKTree):
         tokens, parents, mass, live = prefix_tree(sequences, value)
         level = torch.arange(tokens.shape[1], device=tokens.device) // sequences.shape[1]
         live = live & (level < left[:, None])
-        kept, shape = rerank(torch.where(live, mass, -torch.inf), parents, min(self.nodes, tokens.shape[1]))
+        kept, shape = rerank(torch.where(live, mass, -torch.inf), parents, self.nodes)
         best = Tree(shape, self.length, self.nodes)
         tokens = tokens.gather(1, kept).clamp(min=0)
         return Draft.guess(tokens, best, live.gather(1, kept), mass.gather(1, kept))

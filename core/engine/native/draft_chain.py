@@ -61,8 +61,9 @@ class NativeChain:
         token.
 
         Token i is drawn with uniforms[i]; without uniforms each token is the most probable one. Returns the tokens [N]
-        and their distributions [1, N, S]. Keys and values of all tokens but the
-        last are written to the store. `conditioning` [T, D] is added to the embeddings, by position."""
+        and their distributions [1, N, S]. Keys and values of the tokens that were read, which are all but the last
+        unless a distribution ended the chain before its token, are written to the store. `conditioning` [T, D] is added
+        to the embeddings, by position."""
         code = native.library()
         assert code is not None
         size, head_rows, count = self._embedding.shape[1], self.head.shape[0], len(pending)

@@ -171,22 +171,25 @@ def test_a_draft_model_says_what_it_says_pass_by_pass(
 ) -> None:
     target, sampling = Decoder.random(SHAPE, 3, dtype=torch.bfloat16), Sampling(temperature=temperature)
 
-    def said() -> Trace:
+    def said() -> tuple[Trace, int]:
         small = Decoder.random(replace(SHAPE, layers=1), 3, dtype=torch.bfloat16)
         small = predicting(small, count) if count else small
+        drafter = DraftModel(small, length=4, **policy)
         steps = decode(
             target,
-            DraftModel(small, length=4, **policy),
+            drafter,
             make_rule("token"),
             [PROMPT],
             sampling=sampling,
             max_new_tokens=40,
             seed=5,
         )
-        return Trace(tuple(steps))
+        return Trace(tuple(steps)), drafter.bytes_read
 
-    at_once = said()
+    at_once, read = said()
     monkeypatch.setattr(Decoder, "draw_chain", lambda *given: None)
-    one_by_one = said()
+    one_by_one, read_one_by_one = said()
+    # one by one, the pass that follows an unsure token is made before it is known that no token is drawn from it
+    assert read <= read_one_by_one if "last" in policy else read == read_one_by_one
     assert at_once.tokens() == one_by_one.tokens()
     assert at_once.summary().tokens_per_pass == one_by_one.summary().tokens_per_pass > 1
