@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # version of the output of `convert`; a change makes every file be converted again
 _SHARD = 1 << 30  # bytes per output file, which bounds the memory of the conversion
+_AT_ONCE = 1 << 20  # bytes that are dequantised at a time
+_SCALES = ("scales", "offsets")  # of weights in 4 bits
 _CONTROL, _DEFINED = 3, 4  # token types: special tokens, and user-defined tokens that are never split
 _STRING, _LIST = 8, 9  # value types; all others are numbers, with these formats:
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -70,10 +72,11 @@ def fingerprint(file: Path) -> str:
 
 def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
     """Write safetensors in this dtype (float32 is lossless), config.json, generation_config.json, tokenizer.json and
-    tokenizer_config.json to a folder."""
+    tokenizer_config.json to a folder. With "int4" the layers' weights of 4 bits keep their integers, and the rest is in
+    bfloat16 (outrider.core.engine.quantization.published reads them)."""
     try:
         header = _Header(file)
-        config = _config(header)
+        config = _config(header) | ({"quantization_config": {"quant_method": "gguf"}} if dtype == "int4" else {})
         special = {
             f"{ours}_token_id": header.get(f"tokenizer.ggml.{theirs}_token_id")
             for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
@@ -241,16 +244,14 @@ def _config(header: _Header) -> dict[str, Any]:
 
 def _save(file: Path, header: _Header, config: Mapping[str, Any], folder: Path, dtype: str) -> None:
     """Write the tensors in files of up to `_SHARD` bytes."""
-    import torch
     from safetensors.torch import save_file
     from tqdm import tqdm
 
     shards: list[dict[str, Tensor]] = [{}]
     shard_bytes = 0
     shard_of: dict[str, int] = {}
-    bar = tqdm(_tensors(file, header, config), "Converting", len(header.tensors), disable=None, leave=False)
+    bar = tqdm(_tensors(file, header, config, dtype), "Converting", len(header.tensors), disable=None, leave=False)
     for name, tensor in bar:
-        tensor = tensor.to(getattr(torch, dtype))
         if shards[-1] and shard_bytes + tensor.nbytes > _SHARD:
             save_file(shards[-1], folder / _shard(len(shards)), {"format": "pt"})
             shards[-1].clear()
@@ -271,23 +272,57 @@ def _shard(number: int) -> str:
     return f"model-{number:05}.safetensors"
 
 
-def _tensors(file: Path, header: _Header, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    import torch
-    from gguf.quants import dequantize
-
+def _tensors(file: Path, header: _Header, config: Mapping[str, Any], dtype: str) -> Iterator[tuple[str, Tensor]]:
     data = np.memmap(file, mode="r")
     for gguf_name, info in header.tensors.items():
         name = _name(gguf_name)
         blocks = data[info.start : info.start + info.size].reshape(info.shape)
         try:
-            tensor = torch.from_numpy(dequantize(blocks, info.kind).copy())
+            parts = _parts(blocks, info.kind, dtype, keep=gguf_name.startswith("blk."))
         except NotImplementedError as error:
             raise GgufError(f"the quantization of tensor '{gguf_name}' is not supported: {error}") from None
-        if config["model_type"] == "llama" and ".attn_q." in gguf_name:
-            tensor = _split_rotary_pairs(tensor, config["num_attention_heads"])
-        if config["model_type"] == "llama" and ".attn_k." in gguf_name:
-            tensor = _split_rotary_pairs(tensor, config["num_key_value_heads"])
-        yield name, tensor
+        for part, tensor in parts.items():
+            if config["model_type"] == "llama" and ".attn_q." in gguf_name:
+                tensor = _split_rotary_pairs(tensor, config["num_attention_heads"])
+            if config["model_type"] == "llama" and ".attn_k." in gguf_name:
+                tensor = _split_rotary_pairs(tensor, config["num_key_value_heads"])
+            yield name + part, tensor
+
+
+def _parts(blocks: np.ndarray, kind: GGMLQuantizationType, dtype: str, keep: bool) -> dict[str, Tensor]:
+    """What is written of a tensor: {"": its values}; for "int4" and with `keep` its integers of 4 bits, scales and
+    offsets, if it has them."""
+    import torch
+    from gguf.quants import dequantize
+
+    precision = torch.bfloat16 if dtype == "int4" else getattr(torch, dtype)
+    if dtype == "int4" and keep and (levels := _levels(blocks, kind.name)) is not None:
+        ints, *others = map(torch.from_numpy, levels)
+        return {"_levels": ints} | {f"_{name}": part.to(precision) for name, part in zip(_SCALES, others, strict=True)}
+    rows = len(blocks) if blocks.ndim == 1 else max(1, _AT_ONCE // blocks[:1].size)  # some at a time fit into a cache
+    starts = range(0, len(blocks), rows)
+    values = (dequantize(blocks[start : start + rows], kind).copy() for start in starts)
+    return {"": torch.cat([torch.from_numpy(part).to(precision) for part in values])}
+
+
+def _levels(blocks: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Weights that are stored in 4 bits as integers, two neighbours in a byte [out, in / 2], and scales and offsets
+    [out, in / 32]: w = (n - 8) scale + offset. None for other types."""
+    from gguf.quants import Q4_K
+
+    sizes = {"Q4_0": (2, 16), "Q4_1": (4, 16), "Q4_K": (16, 128)}  # bytes of scales, and of integers, of a block
+    if kind not in sizes:
+        return None
+    rows, (before, after) = len(blocks), sizes[kind]
+    flat = blocks.reshape(-1, before + after)
+    halves = flat[:, : min(before, 4)].copy().view(np.float16).astype(np.float32)  # a scale, and a minimum
+    scales, lowest = halves[:, :1], -8 * halves[:, :1] if kind == "Q4_0" else halves[:, -1:]
+    if kind == "Q4_K":
+        of_scales, of_minima = Q4_K.get_scale_min(flat[:, 4:before])
+        scales, lowest = scales * of_scales, -lowest * of_minima
+    packed = flat[:, before:].reshape(-1, 1, min(after, 32))  # the low bits, then the high
+    ints = np.concatenate([packed & 15, packed >> 4], 1).reshape(rows, -1)
+    return ints[:, ::2] | ints[:, 1::2] << 4, scales.reshape(rows, -1), (lowest + 8 * scales).reshape(rows, -1)
 
 
 def _name(gguf_name: str) -> str:

@@ -7,7 +7,7 @@ that are missing, unexpected or of the wrong shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -163,26 +163,27 @@ class Tensors:
     ) -> Linear:
         """Projections of the same input, concatenated, with their outputs in this order; a single one that is not
         reordered is not copied."""
-        weights = [self(f"{name}.weight", count, columns) for name, count in zip(names, rows, strict=True)]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         biases = [self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)] if bias else []
         both = torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None
-        if order is not None:
-            order = order.to(weight.device)
-            weight, both = weight[order], None if both is None else both[order]
-        if (levels := self._levels(names)) is not None:
-            parts = levels if order is None else [part[order] for part in levels]
+        if order is not None and both is not None:
+            both = both[order.to(both.device)]
+        sizes = {f"{name}.weight": (count, columns) for name, count in zip(names, rows, strict=True)}
+        if (levels := self._levels(sizes)) is not None:
+            parts = levels if order is None else [part[order.to(part.device)] for part in levels]
             return self.convert(Int4.of_levels(parts[0], parts[1], parts[2], both))
-        return self.convert(Dense(weight, both))
+        weights = [self(name, *size) for name, size in sizes.items()]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return self.convert(Dense(weight if order is None else weight[order.to(weight.device)], both))
 
-    def _levels(self, names: list[str]) -> list[Tensor] | None:
-        """The integers, scales and offsets of joined projections, if they are to be kept and fit our form of 4 bits."""
-        if not self._keep_int4 or not isinstance(self._tensors, Dequantized):
+    def _levels(self, sizes: Mapping[str, tuple[int, int]]) -> list[Tensor] | None:
+        """The integers, scales and offsets of joined weights, if they are to be kept and all fit our form of 4 bits."""
+        if not self._keep_int4 or not isinstance(self._tensors, Dequantized) or not set(sizes) <= set(self._tensors):
             return None
-        levels = [self._tensors.levels(f"{name}.weight") for name in names]
-        found = [parts for parts in levels if parts is not None]
-        if len(found) < len(levels):
+        found = [parts for name in sizes if (parts := self._tensors.levels(name)) is not None]
+        if len(found) < len(sizes):
             return None
+        for (name, size), (ints, _, _) in zip(sizes.items(), found, strict=True):
+            self._check(name, ints.shape, size)
         ints, scales, offsets = (torch.cat(parts).to(self._device) for parts in zip(*found, strict=True))
         return [ints, scales.to(self._dtype), offsets.to(self._dtype)]
 
@@ -202,12 +203,14 @@ class Tensors:
             raise CheckpointError(
                 f"the checkpoint has no tensor '{name}'; it holds {len(self._tensors)} others, so a file may be missing"
             )
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"the tensor '{name}' has the shape {tuple(tensor.shape)}; the config implies {shape}"
-            )
-        self._used.add(name)
+        self._check(name, tensor.shape, shape)
         return tensor.to(self._device)
+
+    def _check(self, name: str, shape: Sequence[int], implied: Sequence[int]) -> None:
+        """Note the use of a tensor, if it has the shape that the config implies."""
+        if tuple(shape) != tuple(implied):
+            raise CheckpointError(f"the tensor '{name}' has the shape {tuple(shape)}; the config implies {implied}")
+        self._used.add(name)
 
     def norm(self, name: str, size: int, offset: bool) -> Tensor:
         """A norm's weight; with `offset` what is stored is its difference from 1, and the sum stays in 32 bits."""

@@ -13,6 +13,7 @@ import copy
 import ctypes
 import functools
 import hashlib
+import math
 import mmap
 import os
 import platform
@@ -33,6 +34,8 @@ from outrider.core.paths import cache_folder
 
 GROUP = 32  # inputs of a tile, and of a group that shares a scale in 4 bits
 _OUTPUTS = 16  # outputs of a tile
+_TILE4 = 320  # bytes of a tile of 4 bits: integers, scales and offsets
+_AT_ONCE = 1 << 20  # weights that are brought into tiles at a time
 _ROOM, _ALIGNED = 1 << 25, 64  # bytes of huge pages allocated at a time; alignment of weights
 
 
@@ -194,12 +197,12 @@ def work(size: int) -> int:
     return space.data_ptr()
 
 
-def _in_huge_pages(weights: Tensor) -> Tensor:
-    """A copy in huge pages, next to earlier ones, where the system supports them: a pass reads all weights, and huge
-    pages save TLB misses."""
+def _in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory in huge pages, next to earlier ones, where the system supports them: a pass reads all
+    weights, and huge pages save TLB misses."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return weights.contiguous()
-    size = weights.numel() * weights.element_size()
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
     room: Tensor | None = getattr(_local, "room", None)
     if room is None or len(room) < size:
         pages = mmap.mmap(-1, max(size, _ROOM), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -207,7 +210,7 @@ def _in_huge_pages(weights: Tensor) -> Tensor:
             pages.madvise(mmap.MADV_HUGEPAGE)
         room = torch.frombuffer(pages, dtype=torch.uint8)
     _local.room = room[-(-size // _ALIGNED) * _ALIGNED :]
-    return room[:size].view(weights.dtype).view(weights.shape).copy_(weights)
+    return room[:size].view(dtype).view(*shape)
 
 
 def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
@@ -286,6 +289,18 @@ def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
     return each, back
 
 
+def _in_tiles(numbers: Tensor, scales: Tensor | None, offsets: Tensor | None) -> Tensor:
+    """[out / 16, in / 32, ...] (see csrc/layout.h)."""
+    rows, columns = numbers.shape
+    tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
+    if scales is None or offsets is None:
+        return tiled
+    pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows share each byte
+    nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
+    both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
+    return torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).contiguous().view(torch.uint8)], 2)
+
+
 class Tiled:
     """A linear layer with weights in tiles (see csrc/layout.h): `numbers` in 16 bits, or integers of 8 bits with
     scales, or of 4 bits with scales and offsets."""
@@ -294,13 +309,13 @@ class Tiled:
         self.bits = 16 if scales is None else 8 if offsets is None else 4
         self.bias, self.shape = bias, numbers.shape
         rows, columns = self.shape
-        tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
-        if offsets is not None and scales is not None:
-            pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows share each byte
-            nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
-            both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
-            tiled = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
-        self._tiles = _in_huge_pages(tiled)
+        size = columns // GROUP, *((_TILE4,) if self.bits == 4 else (GROUP // 2, _OUTPUTS, 2))
+        self._tiles = _in_huge_pages((rows // _OUTPUTS, *size), torch.uint8 if self.bits == 4 else numbers.dtype)
+        count = max(1, _AT_ONCE // (_OUTPUTS * columns))
+        for start in range(0, rows // _OUTPUTS, count):
+            some = slice(_OUTPUTS * start, _OUTPUTS * (start + count))
+            given = (None if part is None else part[some] for part in (scales, offsets))
+            self._tiles[start : start + count] = _in_tiles(numbers[some], *given)
         self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
         self._bias = None if bias is None else bias.float().contiguous()
         self.point()

@@ -20,6 +20,7 @@ from outrider.core.engine.loading import model_object
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.offload import LayerOffload, offload_layers
+from outrider.core.engine.quantization.published import CONVERTED
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Config
 from outrider.core.errors import OutriderError
@@ -39,6 +40,11 @@ def stored_dtype(dtype: str) -> str:
     return "bfloat16" if dtype.startswith("int") else dtype
 
 
+def converted_dtype(dtype: str) -> str:
+    """The precision that a GGUF file is converted to: "int4" keeps its weights of 4 bits."""
+    return dtype if dtype == "int4" else stored_dtype(dtype)
+
+
 def target_of_folder(
     folder: Path,
     dtype: str,
@@ -46,8 +52,10 @@ def target_of_folder(
     *,
     offload: float | None = None,
     kv_cache_dtype: str | None = None,
+    drafting: bool = False,
 ) -> tuple[Callable[[], Target], int]:
-    """A function that makes targets of a folder's weights, and the model's context length."""
+    """A function that makes targets of a folder's weights, and the model's context length. `drafting`: see
+    outrider.text.load."""
     described, stored = store.read_json(folder / "config.json"), stored_dtype(dtype)
     try:
         config = checkpoints.parse_config(described)
@@ -57,7 +65,8 @@ def target_of_folder(
             raise LoadError(f"{option} needs our own decoder, but {error}") from None
         return model_object.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
-    if (method := checkpoints.check_method(described)) is not None:
+    method = checkpoints.check_method(described)
+    if method not in (None, CONVERTED):
         read = f"are dequantised to {stored}" + ("" if dtype == stored else f" and quantized to {dtype}")
         if dtype == "int4":
             read = f"keep their integers of 4 bits where these fit int4, with scales in {stored}; others {read}"
@@ -67,7 +76,9 @@ def target_of_folder(
         _check_memory(folder.name, int(config.parameters * (0.6 if kept else precision.itemsize)), device)
     try:
         with tensors.progress(folder.name):
-            network = _network(config, checkpoints.readable(described, tensors), dtype, precision, device, offload)
+            dense_bits = 8 if method == CONVERTED and not drafting else None
+            readable = checkpoints.readable(described, tensors)
+            network = _network(config, readable, dtype, precision, device, offload, dense_bits)
     except torch.OutOfMemoryError as error:
         raise LoadError(
             f"{folder.name} does not fit on {device}: {str(error).splitlines()[0][:120]}; {_SMALLER}"
@@ -91,6 +102,7 @@ def _network(
     precision: torch.dtype,
     device: torch.device,
     offload: float | None,
+    dense_bits: int | None,
 ) -> Network:
     """The network of a checkpoint. Tensors are read from the files to the device one by one."""
     stored = dtype_name(precision, DTYPES)
@@ -104,7 +116,7 @@ def _network(
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, convert=fastest)
     else:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, keep_int4=dtype == "int4")
-        network = quantize(network, int(dtype.removeprefix("int")))
+        network = quantize(network, int(dtype.removeprefix("int")), dense_bits=dense_bits)
         if offload is not None:
             network, _ = offload_layers(network, offload)
     return network

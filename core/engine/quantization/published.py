@@ -1,5 +1,5 @@
 """Checkpoints that were published with quantized weights, dequantised in 32 bits as they are read: FP8 (one scale, one
-per row, or one per block), compressed-tensors, AWQ and GPTQ.
+per row, or one per block), compressed-tensors, AWQ, GPTQ, and what outrider.core.assets.gguf converts for 4 bits.
 
 Knows names and layouts of tensors; independent of layers.
 """
@@ -17,11 +17,12 @@ from outrider.core.engine.architectures import CheckpointError
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in 32 bits of each of eight neighbouring outputs
 _BLOCK = (128, 128)  # of FP8 weights, where a config gives none
+CONVERTED = "GGUF"  # what outrider.core.assets.gguf writes for 4 bits
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 _PARTS = (
     *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape"),
     *("weight_g_idx", "input_scale", "input_zero_point", "input_scale_ub", "output_scale", "activation_scale"),
-    *("k_scale", "v_scale", "q_scale"),
+    *("k_scale", "v_scale", "q_scale", "weight_scales", "weight_offsets"),
 )  # tensors beside the weights; those of activations and caches are not used
 
 
@@ -46,14 +47,15 @@ def check_method(described: Mapping[str, Any]) -> str | None:
         sparse = (config.get("sparsity_config") or {}).get("format", "dense")
         why = why if sparse == "dense" else f"its sparse format '{sparse}'"
         why = "weights that are rotated (transform_config)" if config.get("transform_config") else why
-    elif method not in ("fp8", "fbgemm_fp8"):
+    elif method not in ("fp8", "fbgemm_fp8", "gguf"):
         why = "this way of quantizing"
     if why is not None:
         raise CheckpointError(
             f"the weights are quantized by '{method}' and our decoder does not read {why}; load the model through "
             "transformers, with the package that reads it"
         )
-    return {"fp8": "FP8", "fbgemm_fp8": "FP8", "awq": "AWQ", "gptq": "GPTQ"}.get(str(method), str(method))
+    names = {"fp8": "FP8", "fbgemm_fp8": "FP8", "awq": "AWQ", "gptq": "GPTQ", "gguf": CONVERTED}
+    return names.get(str(method), str(method))
 
 
 def readable(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -88,7 +90,7 @@ class Dequantized(Mapping[str, Tensor]):
             layer, _, part = name.rpartition(".")
             if part == "bias" and f"{layer}.qweight" in tensors and not (bias := tensors[name]).any():
                 self._zeros[name] = bias
-            elif part in ("qweight", "weight_packed"):
+            elif part in ("qweight", "weight_packed", "weight_levels"):
                 self._stored[f"{layer}.weight"] = name
             elif part not in _PARTS:
                 self._stored[name] = name
@@ -111,6 +113,10 @@ class Dequantized(Mapping[str, Tensor]):
             return (self._awq(layer) if self._config["quant_method"] == "awq" else self._gptq(layer)).weight
         if part == "weight_packed":
             return self._packed(layer).weight
+        if part == "weight_levels":
+            ints, scales, offsets = self._levels(layer)
+            grouped = (ints.float() - 8).view(*scales.shape, -1)
+            return (grouped * scales[..., None] + offsets[..., None]).view(ints.shape)
         for scale in ("weight_scale", "weight_scale_inv"):
             if part == "weight" and f"{layer}.{scale}" in self._tensors:
                 return self._scaled(layer, self._tensors[stored], self._part(layer, scale))
@@ -145,6 +151,8 @@ class Dequantized(Mapping[str, Tensor]):
         """A weight in our form of 4 bits: integers 0 to 15 [out, in], and scales and offsets [out, in / 32] in 32 bits;
         None if it is stored in another number of bits, in smaller groups, or reordered."""
         layer, _, part = self._stored.get(name, "").rpartition(".")
+        if part == "weight_levels":
+            return self._levels(layer)
         integers = {"qweight": self._awq if self._config["quant_method"] == "awq" else self._gptq}
         read = (integers | {"weight_packed": self._packed}).get(part)
         if read is None or (stored := read(layer)).bits != 4:
@@ -154,6 +162,12 @@ class Dequantized(Mapping[str, Tensor]):
             return None
         scales, zeros = (values[:, stored.groups[::32]] for values in (stored.scales, stored.zeros))
         return stored.numbers.to(torch.uint8), scales, (8 - zeros) * scales
+
+    def _levels(self, layer: str) -> tuple[Tensor, Tensor, Tensor]:
+        """What was converted from GGUF: two neighbouring inputs in a byte, lowest bits first."""
+        packed = self._part(layer, "weight_levels")
+        ints = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
+        return ints, self._part(layer, "weight_scales").float(), self._part(layer, "weight_offsets").float()
 
     def _packed(self, layer: str) -> _Integers:
         """compressed-tensors: integers of a row side by side, shifted to be 0 or more; zero points along rows."""

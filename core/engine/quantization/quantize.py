@@ -9,8 +9,9 @@ kernel, weights are dequantized on every call: correct, but slow.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 
 import torch
@@ -24,6 +25,7 @@ from outrider.core.errors import unknown
 from outrider.core.kernels import gpu, native
 
 _GROUP = 32
+_AT_ONCE = 1 << 20  # weights that are quantized at a time
 _FEW = {8: 3, 4: 2}  # bits -> rows up to which the weight-only kernel is faster (measured)
 _FEW_HEAD = 1  # the same for the output layer
 _SHRINKS = (1.0, 0.94, 0.88, 0.82)  # fractions of the range tried for each 4-bit group; the smallest error wins
@@ -43,9 +45,7 @@ class Int8:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.dtype, self.bias = weight.dtype, bias
-        scales = weight.abs().amax(1).float().clamp(min=1e-12) / 127
-        self.scales = scales.to(weight.dtype)
-        self.ints = (weight.float() / self.scales.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+        self.scales, self.ints = _by_rows(_quantize_rows, weight)
         self.weight_bytes = size(self.ints, self.scales, bias)
         self._kernel = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
         self._triton = _triton(weight.device, weight.dtype)
@@ -71,7 +71,8 @@ class Int4:
     """Weights [out, in] in 4 bits; groups of 32 inputs share a scale and an offset: w = (n - 8) scale + offset."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        ints, scales, offsets = _quantize_groups(weight.view(len(weight), -1, math.gcd(weight.shape[1], _GROUP)))
+        grouped = weight.view(len(weight), -1, math.gcd(weight.shape[1], _GROUP))
+        ints, scales, offsets = _by_rows(_quantize_groups, grouped)
         self._store(ints.view(weight.shape), scales, offsets, bias)
 
     @classmethod
@@ -88,10 +89,13 @@ class Int4:
         self.nibbles = ints[:, ::2] | ints[:, 1::2] << 4 if columns % 2 == 0 else ints  # [out, in / 2] uint8
         self.weight_bytes = size(self.nibbles, self.scales, self.offsets, bias)
         self._triton = _triton(ints.device, self.dtype) if group % 2 == 0 else None
-        self._packed: Tensor | None = None
-        if self.dtype == torch.bfloat16 and ints.device.type == "cpu" and group == _GROUP and rows % 16 == 0:
-            self._packed = torch._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
-            self._scales_offsets = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
+        self._packs = self.dtype == torch.bfloat16 and ints.device.type == "cpu" and group == _GROUP and rows % 16 == 0
+
+    @cached_property
+    def _packed(self) -> tuple[Tensor, Tensor]:
+        """The weights for torch's kernel, made when they are first used: most layers are tiled instead."""
+        scales_offsets = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
+        return torch._convert_weight_to_int4pack_for_cpu(self.ints.int(), 1), scales_offsets
 
     @property
     def ints(self) -> Tensor:
@@ -113,10 +117,23 @@ class Int4:
         if self._triton is not None and len(x) <= self._triton.MAX_ROWS:
             product: Tensor = self._triton.int4_product(x, self.nibbles, self.scales, self.offsets, self.bias)
             return product
-        if self._packed is None:
+        if not self._packs:
             return F.linear(x, self.weight, self.bias)
-        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, _GROUP, self._scales_offsets)
+        packed, scales_offsets = self._packed
+        out = torch._weight_int4pack_mm_for_cpu(x, packed, _GROUP, scales_offsets)
         return out if self.bias is None else out + self.bias
+
+
+def _by_rows(quantize: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> list[Tensor]:
+    """What `quantize` makes of some rows at a time: intermediate results of all would not fit into a cache."""
+    rows = max(1, _AT_ONCE // max(1, weight[:1].numel()))
+    return [torch.cat(parts) for parts in zip(*map(quantize, torch.split(weight, rows)), strict=True)]
+
+
+def _quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [out, in] -> scales [out] in their precision, and integers -127 to 127 as int8."""
+    scales = (weight.abs().amax(1).float().clamp(min=1e-12) / 127).to(weight.dtype)
+    return scales, (weight.float() / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8)
 
 
 def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,6 +192,8 @@ _KINDS: dict[int, type[Int8] | type[Int4]] = {8: Int8, 4: Int4}
 
 def quantize_linear(linear: Linear, bits: int, max_few: int) -> Linear:
     """The layer in 8 or 4 bits; for more than `max_few` rows in 16 bits, where the processor has such products."""
+    if bits == 4 and isinstance(linear, Int4) and native.tiles(linear.shape, linear.dtype, linear.nibbles.device):
+        return linear.tiled()
     weight = linear.weight
     if torchao_linear.supports(weight, bits):
         return torchao_linear.TorchaoLinear(weight, linear.bias, bits)
@@ -194,12 +213,15 @@ def fastest_for_drafting(linear: Linear) -> Linear:
     return quantize_linear(linear, 8, 0) if tiled else fastest(linear)
 
 
-def quantize(network: Network, bits: int) -> Network:
+def quantize(network: Network, bits: int, *, dense_bits: int | None = None) -> Network:
     """A copy of the network with its linear layers in 8 or 4 bits; embedding, norms and activations stay. The output
-    layer always has 8 bits, which costs about 0.1 ms and avoids most of the quality loss."""
+    layer always has 8 bits, which costs about 0.1 ms and avoids most of the quality loss. `dense_bits` is for layers
+    that are not quantized yet, where others are (default: `bits`)."""
     if bits not in _KINDS:
         raise unknown("number of bits", bits, map(str, _KINDS))
-    return network.map_linears(
-        partial(quantize_linear, bits=bits, max_few=_FEW[bits]),
-        head=partial(quantize_linear, bits=8, max_few=_FEW_HEAD),
-    )
+
+    def quantized(linear: Linear) -> Linear:
+        chosen = bits if dense_bits is None or isinstance(linear, Int4) else dense_bits
+        return quantize_linear(linear, chosen, _FEW[chosen])
+
+    return network.map_linears(quantized, head=partial(quantize_linear, bits=8, max_few=_FEW_HEAD))

@@ -8,7 +8,7 @@ import runpy
 import struct
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -20,8 +20,12 @@ from outrider.core.assets import store
 from outrider.core.assets.gguf import GgufError
 from outrider.core.assets.store import Checkpoint, convert_gguf
 from outrider.core.engine import checkpoints
+from outrider.core.engine.loading.folder import target_of_folder
+from outrider.core.engine.transformer import Decoder
+from outrider.core.kernels import native
 
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
+KINDS = gguf.GGMLQuantizationType
 NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -108,29 +112,83 @@ def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: py
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path) -> None:
+def write_quantised(path: Path, kinds: dict[str, gguf.GGMLQuantizationType]) -> dict[str, torch.Tensor]:
+    """A file whose tensors of these parts are quantised -> their values, by their names in a checkpoint."""
     from gguf.quants import dequantize, quantize
 
-    path = tmp_path / "m.gguf"
-    kind = gguf.GGMLQuantizationType.Q4_1
     wanted = {}
     original = gguf.GGUFWriter.add_tensor
 
     def add(self: gguf.GGUFWriter, name: str, tensor: np.ndarray, **_: Any) -> None:
-        if not name.endswith("ffn_gate.weight"):
+        _, layer, part, *_ = [*name.split("."), "", ""]
+        if part not in kinds:
             return original(self, name, tensor)
-        packed = quantize(tensor, kind)
-        wanted[name] = torch.from_numpy(dequantize(packed, kind))
-        return original(self, name, packed, raw_dtype=kind)
+        packed = quantize(tensor, kinds[part])
+        ours = next(ours for ours, theirs in NAMES.items() if theirs == part)
+        wanted[f"model.layers.{layer}.{ours}.weight"] = torch.from_numpy(dequantize(packed, kinds[part]))
+        return original(self, name, packed, raw_dtype=kinds[part])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "add_tensor", add)
         write(path)
+    return wanted
+
+
+def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    wanted = write_quantised(path, {"ffn_gate": KINDS.Q4_1})
+    assert wanted
     for dtype in ("float32", "bfloat16"):
         found = Checkpoint(convert_gguf(path, dtype))
         for name, tensor in wanted.items():
-            ours = found[f"model.layers.{name.split('.')[1]}.mlp.gate_proj.weight"]
-            assert torch.equal(ours, tensor.to(getattr(torch, dtype)))
+            assert torch.equal(found[name], tensor.to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_integers_of_4_bits_stand_for_the_weights_of_the_blocks(kind: str) -> None:
+    from gguf.quants import dequantize
+
+    from outrider.core.assets.gguf import _levels
+
+    chosen, halves = KINDS[kind], {"Q4_0": 1, "Q4_1": 2, "Q4_K": 2}[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[chosen]
+    rng = np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (6, 512 // elements, size), np.uint8)
+    blocks[..., : 2 * halves] = rng.normal(size=(*blocks.shape[:2], halves)).astype(np.float16).view(np.uint8)
+    blocks = blocks.reshape(6, -1)
+    levels = _levels(blocks, kind)
+    assert levels is not None
+    packed, scales, offsets = levels
+    ints = np.stack([packed & 15, packed >> 4], -1).reshape(6, 16, 32).astype(np.float32)
+    found = (ints - 8) * scales[..., None] + offsets[..., None]
+    np.testing.assert_allclose(found.reshape(6, -1), dequantize(blocks, chosen), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(native.library() is None, reason="no compiler, or no AVX2")
+def test_4_bits_keep_the_files_integers_and_5_to_8_bits_have_8(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    wanted = write_quantised(
+        path, {"ffn_gate": KINDS.Q4_0, "ffn_up": KINDS.Q4_1, "attn_v": KINDS.Q4_1, "attn_output": KINDS.Q5_0}
+    )
+    folder = convert_gguf(path, "int4")
+    tensors = checkpoints.readable(store.read_json(folder / "config.json"), Checkpoint(folder))
+    assert set(tensors) == set(TINY.tensors())
+    for name, tensor in wanted.items():
+        assert (tensors[name].float() - tensor).abs().max() < 0.01 * tensor.abs().max()
+    networks = []
+    for drafting in (False, True):
+        make, _ = target_of_folder(folder, "int4", torch.device("cpu"), drafting=drafting)
+        networks.append(cast(Decoder, make()).network)
+    for index, layers in enumerate(zip(*(network.layers for network in networks), strict=True)):
+        bits = [{name: getattr(layer, name).bits for name in ("qkv", "out", "up_gate")} for layer in layers]
+        assert bits == [{"qkv": 8, "out": 8, "up_gate": 4}, dict.fromkeys(bits[0], 4)]
+        prefix = f"model.layers.{index}"
+        joined = torch.cat([wanted[f"{prefix}.mlp.{part}_proj.weight"] for part in ("up", "gate")])
+        for layer in layers:
+            assert (layer.up_gate.weight.float() - joined).abs().max() < 0.02 * joined.abs().max()  # of bfloat16
+        scale = wanted[f"{prefix}.self_attn.o_proj.weight"].abs().max()
+        errors = [(layer.out.weight - wanted[f"{prefix}.self_attn.o_proj.weight"]).abs().max() for layer in layers]
+        assert errors[0] < 0.01 * scale < errors[1]
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe"])
