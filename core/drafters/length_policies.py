@@ -7,8 +7,8 @@ they are drawn from a point mass, whose highest probability says nothing. Indepe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -168,7 +168,7 @@ class Best(Fixed):
 
     length: int = 5  # unused: the first length follows from `initial_acceptance`
     cost: float = 0.1  # of one drafted token
-    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of a target pass over this many tokens
+    verify: Sequence[float] = (1.0,)  # costs of target passes over 1, 2, ... tokens; of more as the last
     max_length: int = 16
     acceptance_decay: float = 0.9
     initial_acceptance: float = 0.8  # acceptance rate before any was measured
@@ -180,7 +180,9 @@ class Best(Fixed):
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
         self._rate = torch.full((rows,), self.initial_acceptance, dtype=torch.float64, device=device)
-        passes = [self.verify(length + 1) / self.verify(1) for length in range(self.max_length + 1)]
+        passes = [
+            self.verify[min(length, len(self.verify) - 1)] / self.verify[0] for length in range(self.max_length + 1)
+        ]
         gains = [speedup(0.0, length, self.cost, each) for length, each in enumerate(passes)]
         self._gains = upload(gains, device, torch.float64)  # of each length [K + 1], a token
 

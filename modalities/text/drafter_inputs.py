@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from outrider.core.methods import AUTO, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
+from outrider.core.protocol import Drafter
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
 from outrider.text.measurements import costs_of_rounds, draft_model_of, measured
@@ -29,6 +30,8 @@ from outrider.text.vocab_bridge import Bridge
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
 
+_LONGEST = 10  # tokens drafted at the fastest length
+_LONGEST = 10  # tokens that are drafted at the fastest length
 _COMMON = 1 << 16  # tokens of a vocabulary of several languages that make 97 % of English text and code
 
 
@@ -92,6 +95,20 @@ def _predicting(draft_model: Any, count: int | None) -> Any:
     if count is None:
         count = _COMMON if draft_model.vocabulary >= 2 * _COMMON else 0
     return predicting(draft_model, count) if 0 < count < draft_model.vocabulary else draft_model
+
+
+def fastest_length(
+    model: TextModel, source: Any, vocabulary: int | None, members: Callable[[], Mapping[str, Drafter]]
+) -> dict[str, Any]:
+    """Options of a draft model whose length is the fastest for the recent acceptance rate, by the costs of rounds with
+    these drafters. A drafted token is taken to cost what the draft model reads in a pass, in passes of the target."""
+    drafted = _predicting(named_draft_model(model, source, DRAFT_MODEL.name), vocabulary)
+    cost = drafted.weight_bytes / max(model.target().weight_bytes, 1)
+    if not cost:
+        return {}
+    costs = Costs.parse(costs_of_rounds(model, "", members))
+    passes = tuple(round(costs.ratio(1, guesses), 2) for guesses in range(_LONGEST + 1))
+    return {"policy": "best", "cost": round(cost, 2), "max_length": _LONGEST, "verify": passes}
 
 
 def draft_models(model: TextModel, request: Request) -> Any:

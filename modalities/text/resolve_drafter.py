@@ -76,15 +76,18 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
         method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
         if method.takes_draft_model and "model" not in options.drafter_options:
             draft_model = model.draft_model
+    drafter_options = options.drafter_options
     if draft_model is not None and drafter == AUTO.name:
         drafter = DRAFT_MODEL.name
+        if rows == 1 and not drafter_options and options.num_draft_tokens is None:
+            members = partial(catalogue.members, AUTO, {})
+            drafter_options = drafter_inputs.fastest_length(model, draft_model, options.draft_vocabulary, members)
     head = options.head
     if head is None and model.head is not None and isinstance(drafter, str):
         fits = drafter == AUTO.name or drafter in drafter_inputs.drafters_of_head(model, model.head)
         head = model.head if fits and "head" not in options.drafter_options else None
     if head is not None and drafter == AUTO.name:
         drafter = drafter_inputs.drafters_of_head(model, head)[-1]
-    drafter_options = options.drafter_options
     if drafter == AUTO.name and not drafter_options:
         default = default_of(model.name)
         drafter, drafter_options = default.drafter or drafter, default.options

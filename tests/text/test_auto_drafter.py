@@ -14,10 +14,11 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.combined import round_costs
 from outrider.core.drafters.combined.auto import Auto
+from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.engine.transformer import Config, Decoder
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Drafter, Prefill
 from outrider.core.tree import Tree
 from outrider.text import TextModel, bigrams
@@ -312,3 +313,10 @@ def test_guessing_rests_where_nothing_pays_and_is_tried_again(lm: TextModel) -> 
 def test_wrong_options(options: dict[str, Any], said: str, lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match=said):
         lm.generate("x", drafter_options=options)
+
+
+def test_a_draft_model_can_not_be_merged_and_the_measurement_says_so() -> None:
+    config = Config(vocabulary=48, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48)
+    members = {"draft-model": DraftModel(Decoder.random(config, 1), length=2)}
+    with pytest.raises(Incompatible, match="draws its guesses"):
+        round_costs.measure(Decoder.random(config, 2), members)

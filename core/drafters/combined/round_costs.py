@@ -30,6 +30,7 @@ _WIDEST = 192  # tokens of all rows together, if rows have more than two each
 _FEW, _MORE, _MOST = 2, 4, 64  # measured batches have 2 rows, then 4 times as many each, up to 64
 _READ = 256  # prompt tokens of a single row; a sixteenth of it per row of a batch
 _ROUNDS, _SECONDS = 8, 1.5
+_ENOUGH, _LONG = 3, 6.0  # of a single row: rounds after which a slow model is measured no more, in seconds
 
 
 def calibration(
@@ -90,8 +91,8 @@ class _Padded(Auto):
 
 def measure(target: Target, members: Mapping[str, Drafter], rows: int = 1) -> dict[int, float]:
     """Milliseconds of a whole round, drafting and bookkeeping included, by tokens per row, DRAFTED and DRAFTED_CHEAPLY:
-    the best of several, since other load only slows a machine down. Batches are measured at least once per width, and
-    for about _SECONDS."""
+    the best of several, since other load only slows a machine down. Batches are measured at least once per width, a
+    single row _ENOUGH times, and for some seconds."""
     widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
     widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
     drafter = _Padded(costs=Costs({(1, 1): 1.0, (1, 2): 1.0}), drafters=members)
@@ -112,13 +113,13 @@ def measure(target: Target, members: Mapping[str, Drafter], rows: int = 1) -> di
         max_new_tokens=limit,
         record=Record(nodes=False),
     )
-    until = 0.0
     try:
         for _ in range(rows):  # reads the prompts
             next(steps)
-        until = time.perf_counter() + _SECONDS
+        least, seconds = (_ENOUGH, _LONG) if rows == 1 else (1, _SECONDS)
+        until = time.perf_counter() + seconds
         for number in range(_ROUNDS):
-            if number and rows > 1 and time.perf_counter() > until:
+            if number >= least and time.perf_counter() > until:
                 break
             for width in widths:
                 drafter.wanted = None if width == 1 else width if width == DRAFTED_CHEAPLY else max(width - 1, 0)

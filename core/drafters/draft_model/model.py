@@ -20,10 +20,12 @@ from outrider.core.distribution import Distribution, Sampling, concatenated
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.drawn_trees import drawn_at_once
 from outrider.core.drafters.length_policies import (
+    Best,
     Confidence,
     Fixed,
     Policy,
     StatePolicy,
+    Window,
     make_policy,
 )
 from outrider.core.drafters.lookup.trie import Trie, to_draft
@@ -43,6 +45,7 @@ from outrider.core.protocol import (
 from outrider.core.rng import CounterRNG, PredrawnRNG, Purpose
 from outrider.core.tree import Tree
 
+_IN_ONE_CALL = (Fixed, Confidence, Window, Best)  # policies whose chains the compiled kernels can draw
 Growth = Callable[[Tensor, CounterRNG], Draft]  # the room of each row [B], random numbers -> the draft
 
 
@@ -50,6 +53,7 @@ class _ModelDrafter:
     """Base: a draft model, its sampling settings, and the rows that are still open."""
 
     needs: frozenset[str] = frozenset()
+    _taps = frozenset[str]()  # the hidden states of the model that are read
     _batches = False  # whether rows can enter and leave: not where a row has a state of its own here
 
     def __init__(self, model: Target, sampling: Sampling | None) -> None:
@@ -58,7 +62,7 @@ class _ModelDrafter:
         self.bytes_read = 0
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self.model.begin(prompts, self._drafting(sampling), frozenset())
+        self.model.begin(prompts, self._drafting(sampling), self._taps)
         self._open = torch.ones(len(prompts), dtype=torch.bool, device=self.model.device)
 
     def _drafting(self, sampling: Sampling) -> Sampling:
@@ -144,10 +148,10 @@ class _ModelDrafter:
 
 
 class DraftModel(_ModelDrafter):
-    """A chain, drawn token by token. A policy decides its length; `threshold`, `last`, `max_length` and `cost` are the
-    policy's settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's hidden state `tap`
-    (None: to features of the distribution). `sampling` lets the model draw at other settings than the target's, which
-    changes the acceptance rate and never the distribution of the output."""
+    """A chain, drawn token by token. A policy decides its length; `threshold`, `last`, `max_length`, `cost` and
+    `verify` are the policy's settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's
+    hidden state `tap` (None: to features of the distribution). `sampling` lets the model draw at other settings than
+    the target's, which changes the acceptance rate and never the distribution of the output."""
 
     _batches = True
 
@@ -161,22 +165,24 @@ class DraftModel(_ModelDrafter):
         last: bool | None = None,
         max_length: int | None = None,
         cost: float | None = None,
+        verify: Sequence[float] | None = None,
         head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None,
         tap: str | None = "last",
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        settings = {"threshold": threshold, "last": last, "max_length": max_length, "cost": cost}
+        settings = {"threshold": threshold, "last": last, "max_length": max_length, "cost": cost, "verify": verify}
         reading = {} if head is None else {"head": head, "tap": tap}
         given = {name: value for name, value in settings.items() if value is not None}
         self.policy = make_policy(policy, length, **given, **reading)
-        self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) in (Fixed, Confidence) else None
+        self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) in _IN_ONE_CALL else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._state_policy = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
-        taps = frozenset({self._state_policy.tap} if self._state_policy and self._state_policy.tap else ())
-        self.model.begin(prompts, self._drafting(sampling), taps)
+        self._taps = frozenset({self._state_policy.tap} if self._state_policy and self._state_policy.tap else ())
+        super().begin(prefill, prompts, sampling)
         self.policy.begin(len(prompts), self.model.device)
+        self._drafted = constant((0,) * len(prompts), self.model.device)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         max_length = self._depth(self.policy.max_length, room, rng)
@@ -187,6 +193,8 @@ class DraftModel(_ModelDrafter):
                 self._drafted = constant((max_length,) * len(room), rng.device)
                 return draft
         wanted = torch.minimum(self.policy.start(), self._start(room, rng))
+        if rng.device.type == "cpu":
+            max_length = min(max_length, int(wanted.max()))
         if (chain := self._draw_chain(max_length, rng)) is not None:
             return chain
         draft = self._grown(max_length, wanted, rng)
@@ -276,6 +284,7 @@ class DraftModel(_ModelDrafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         super().observe(draft, scores, verdict, rng)
         self.policy.learn(self._drafted, verdict.accepted)
+        self._drafted = constant((0,) * len(self._drafted), self.model.device)  # an ensemble may not ask every round
 
 
 class _Tree(_ModelDrafter):

@@ -82,10 +82,14 @@ def test_the_best_length_follows_the_acceptance_rate() -> None:
     high, low = policy.start().tolist()
     assert high == 12 and low == best_length(0.5, 0.1, max_length=12)[0] < 5
     rates = [share / 23 for share in range(24)]
-    policy = Best(cost=0.07, verify=lambda tokens: 2 + 0.4 * tokens + (tokens > 8), max_length=14, acceptance_decay=0.0)
+    verify = [2 + 0.4 * tokens + (tokens > 8) for tokens in range(1, 16)]
+    policy = Best(cost=0.07, verify=verify, max_length=14, acceptance_decay=0.0)
     policy.begin(24, CPU)
     policy._rate = torch.tensor(rates, dtype=torch.float64)
-    wanted = [max(best_length(rate, policy.cost, policy.verify, policy.max_length)[0], 1) for rate in rates]
+    wanted = [
+        max(best_length(rate, policy.cost, lambda tokens: verify[tokens - 1], policy.max_length)[0], 1)
+        for rate in rates
+    ]
     assert policy.start().tolist() == wanted and len({*wanted}) > 4
 
 

@@ -164,7 +164,16 @@ def test_a_distilled_model_drafts_the_tokens_that_it_has_learned_only() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 80])
-@pytest.mark.parametrize("policy", [{}, {"policy": "confidence"}, {"policy": "confidence", "last": True}])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"policy": "confidence"},
+        {"policy": "confidence", "last": True},
+        {"policy": "best", "cost": 0.25},
+        {"policy": "window"},
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_says_what_it_says_pass_by_pass(
     temperature: float, policy: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
