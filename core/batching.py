@@ -317,7 +317,6 @@ class ContinuousBatch:
 
     def _arrange(self, order: list[int], width: int) -> None:
         """Reorder the rows: row i becomes the former row order[i], -1 an empty row. Not within a chunk of a prompt."""
-        run = self._run
         width = max([width, *(row.width for row in self._slots if row is not None)])
         self._width = -(-width // 64) * 64
         if not self._reserved and self.target.device.type != "cpu":
@@ -325,12 +324,7 @@ class ContinuousBatch:
         self._reserved = True
         self._slots = [self._slots[row] if row >= 0 else None for row in order]
         self._bound_prefixes()
-        self.target.arrange(order, self._width)
-        self._drafter.arrange(order, self._width)
-        run.limits = [run.limits[row] if row >= 0 else 1 for row in order]
-        run.emitted = [run.emitted[row] if row >= 0 else [] for row in order]
-        run.open = [row >= 0 and run.open[row] for row in order]
-        run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
+        self._run.arrange(order, self._width)
 
     def _reserve(self, least: int) -> None:
         """Let target and drafter make room for as many rows as there may be, which they keep: the passes of each number

@@ -21,6 +21,8 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import (
+    ArrangeableRows,
+    BatchedDrafter,
     CapturingTarget,
     Drafter,
     Judged,
@@ -38,6 +40,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Extras, FetchedStep, Record
 from outrider.core.trace import Finish, Step, Times
 
+_CLOSE_UP = 0.75  # of the rows: finished ones leave once so few are left, or fewer
 Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens it has emitted) -> where to cut them; None: go on
 
 
@@ -207,13 +210,36 @@ class Run:
         try:
             prefill = self.target.begin(prompts, self.sampling, self.drafter.needs)
             self.drafter.begin(prefill, prompts, self.sampling)
-            index = 0
+            numbers, stop, index = [*range(len(prompts))], self.stop, 0  # numbers: of the rows that are left
+            self.stop = None if stop is None else lambda row, tokens: stop(numbers[row], tokens)
             while any(self.open):
-                yield from self.round(index)
+                for step in self.round(index):
+                    yield step if numbers[step.row] == step.row else replace(step, row=numbers[step.row])
                 index += 1
+                left = [row for row, going in enumerate(self.open) if going]
+                if left and len(left) <= _CLOSE_UP * len(self.open) and self._closes_up():
+                    self.arrange(left, max(len(prompts[numbers[row]]) + len(self.emitted[row]) for row in left))
+                    numbers[:] = [numbers[row] for row in left]
         finally:
             if not sys.is_finalizing():  # an abandoned run at the interpreter's end has nothing left to free
                 self.end()
+
+    def _closes_up(self) -> bool:
+        """Whether finished rows can leave. Not on a GPU, where passes are recorded for each number of rows."""
+        if self.target.device.type != "cpu" or not isinstance(self.target, ArrangeableRows):
+            return False
+        batched = not isinstance(self.drafter, BatchedDrafter) or self.drafter.supports_batching()
+        return batched and isinstance(self.drafter, ArrangeableRows)
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Reorder the rows: row i becomes the former row order[i], or an empty one for -1."""
+        assert isinstance(self.target, ArrangeableRows) and isinstance(self.drafter, ArrangeableRows)
+        self.target.arrange(order, width)
+        self.drafter.arrange(order, width)
+        self.limits = [self.limits[row] if row >= 0 else 1 for row in order]
+        self.emitted = [self.emitted[row] if row >= 0 else [] for row in order]
+        self.open = [row >= 0 and self.open[row] for row in order]
+        self.rng.arrange(order)
 
     def end(self) -> None:
         if self._side is not None:

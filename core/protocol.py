@@ -288,6 +288,14 @@ class Rule(Protocol):
 
 
 @runtime_checkable
+class ArrangeableRows(Protocol):
+    """A target or a drafter whose finished rows can leave (outrider.core.decode)."""
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """See BatchedTarget."""
+
+
+@runtime_checkable
 class BatchedTarget(Target, Protocol):
     """Rows enter and leave while others are decoded (outrider.core.batching)."""
 

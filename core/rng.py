@@ -129,6 +129,11 @@ class CounterRNG:
         self.step = step
         self._clear()
 
+    def arrange(self, order: Sequence[int]) -> None:
+        """Give row i the stream of the former row order[i]; -1: any, for an empty row."""
+        self.seeds = [self.seeds[row] if row >= 0 else 0 for row in order]
+        self._clear()
+
     def reserve(self, nodes: int) -> None:
         """Provide numbers for nodes 0..nodes-1; their values do not depend on this."""
         if nodes > self._width:

@@ -6,6 +6,7 @@ copied into the captured buffer. Independent of what the conditioning means.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,6 +105,11 @@ class ConditionedDecoder(Decoder):
         if self._borrowed and self._base.graphs is not None:
             self._base.graphs.idle.append(self.network)
         self._borrowed = False
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        super().arrange(order, width)
+        if isinstance(self.network, ConditionedNetwork) and self.network.graphs is None and min(order, default=0) >= 0:
+            self.set_conditioning(self.network.conditioning[list(order)])
 
     def end(self) -> None:
         super().end()

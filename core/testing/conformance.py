@@ -67,6 +67,11 @@ class Enumerator(CounterRNG):
         self._tape = np.array([[*tape, *[0] * (longest - len(tape))] for tape in tapes], dtype=int)
         self._past_end = np.zeros(len(tapes), dtype=bool)
         self._active = np.ones(len(tapes), dtype=bool)
+        self._tape_of = np.arange(len(tapes))  # of each row that is left
+
+    def arrange(self, order: Sequence[int]) -> None:
+        super().arrange(order)
+        self._tape_of = self._tape_of[list(order)]
 
     def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
         super().at(step, going)
@@ -78,17 +83,18 @@ class Enumerator(CounterRNG):
     def _decide(self, probs: np.ndarray, where: np.ndarray) -> np.ndarray:
         """One decision a row among outcomes of probabilities [B, S] -> [B]."""
         chosen: np.ndarray = probs.argmax(1)
-        free = where & self._active & ~self._past_end & ((probs > _ROUNDING).sum(1) > 1)
-        on_tape = free & (self._read < self._length)
-        rows = np.flatnonzero(on_tape)
-        chosen[rows] = self._tape[rows, self._read[rows]]
-        self.weight[rows] *= probs[rows, chosen[rows]]
-        self._read[rows] += 1
+        tapes = self._tape_of
+        free = where & self._active & ~self._past_end[tapes] & ((probs > _ROUNDING).sum(1) > 1)
+        on_tape = free & (self._read[tapes] < self._length[tapes])
+        rows, read = np.flatnonzero(on_tape), tapes[on_tape]
+        chosen[rows] = self._tape[read, self._read[read]]
+        self.weight[read] *= probs[rows, chosen[rows]]
+        self._read[read] += 1
         for row in np.flatnonzero(free & ~on_tape):
-            self.branches[row] = [
-                (*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > _ROUNDING)
-            ]
-            self._past_end[row] = True
+            tape = tapes[row]
+            outcomes = np.flatnonzero(probs[row] > _ROUNDING)
+            self.branches[tape] = [(*self.tapes[tape], int(outcome)) for outcome in outcomes]
+            self._past_end[tape] = True
         return chosen
 
     def _decide_all(self, probs: Tensor, where: Tensor | None) -> Tensor:
@@ -142,7 +148,7 @@ class NativeEnumerator(Enumerator):
     def feed(self, reference: Callable[[CounterRNG], object], *purposes: Purpose) -> list[Tensor]:
         self.fed += 1
         self._uniforms = {
-            purpose: torch.full((len(self.tapes), self._width), 0.5, dtype=torch.float64) for purpose in purposes
+            purpose: torch.full((len(self._tape_of), self._width), 0.5, dtype=torch.float64) for purpose in purposes
         }
         reference(self)
         tables, self._uniforms = list(self._uniforms.values()), {}

@@ -24,6 +24,7 @@ from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, Sa
 from outrider.core.drafters.length_policies import Window
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption, NotFinite
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
@@ -413,3 +414,47 @@ def test_a_dynamic_tree_is_the_same_alone_and_in_a_batch(sampling: Sampling, lea
             (step.drafted, step.parents, step.emitted) for step in together if step.row == row
         ]
     assert any(len(step.drafted) > 1 for step in together)
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup", "jacobi", "draft-model"])
+@pytest.mark.parametrize("guidance", [None, 2.0])
+def test_finished_rows_leave_the_pass(drafter: str | None, guidance: float | None) -> None:
+    """And the others' tokens, numbers and stops stay theirs."""
+    config = Config(vocabulary=29, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
+    network = Decoder.random(config, 1, dtype=torch.float64).network
+    small = Decoder.random(config, 2, dtype=torch.float64).network
+    read: list[int] = []
+
+    class Watched(Decoder):
+        def score(self, draft: Draft, since: int | None = None) -> Scores:
+            read.append(draft.rows)
+            return super().score(draft, since)
+
+    def target(rows: Sequence[int]) -> Any:
+        watched = Watched(network)
+        return watched if guidance is None else Guided(watched, [[row, 1] for row in rows], [0, 1], guidance)
+
+    def make() -> Drafter | None:
+        options = {"jacobi": {"window": 4, "renew": "couple", "filler": "above", "columns": 3}}
+        options["draft-model"] = {"model": Decoder(small), "length": 3}
+        return None if drafter is None else make_drafter(drafter, **options.get(drafter, {}))
+
+    def said(rows: Sequence[int]) -> list[list[int]]:
+        tokens: list[list[int]] = [[] for _ in rows]
+        for step in decode(
+            target(rows),
+            make(),
+            Exact(),
+            [[3 + row, 7, 3 + row] for row in rows],
+            max_new_tokens=[5 + 6 * row for row in rows],
+            stop=lambda row, emitted: 11 if rows[row] == 4 and len(emitted) > 11 else None,
+            seed=[90 + row for row in rows],
+        ):
+            tokens[step.row] += step.emitted
+        return tokens
+
+    together = said(range(8))
+    streams = 1 if guidance is None else 2
+    assert read[0] == 8 * streams and read[-1] <= 2 * streams and read == sorted(read, reverse=True)
+    assert [len(tokens) for tokens in together] == [5, 11, 17, 23, 11, 35, 41, 47]
+    assert together == [said([row])[0] for row in range(8)]

@@ -204,6 +204,24 @@ class Jacobi(WeightFree):
         drawn = rng.sample(distribution, at, Purpose.REDRAW, redraw.gather(1, at))
         return torch.where(redraw, token.scatter(1, at, drawn), token)
 
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Let rows leave; the others keep their order."""
+        self._last, self._count = [self._last[row] for row in order], [self._count[row] for row in order]
+        self._latest = [self._latest[row] for row in order]
+        if (draft := self._draft) is None:
+            return
+        rows, laws, source = torch.tensor(order, device=draft.tokens.device), draft.distributions, draft.source
+        if laws is not None:
+            support = None if laws.tokens is None else laws.tokens[rows]
+            laws = Distribution(laws.probs[rows], support, laws.vocabulary)
+        self._draft = replace(
+            draft,
+            tokens=draft.tokens[rows],
+            live=draft.live[rows],
+            distributions=laws,
+            source=None if source is None else source[rows],
+        )
+
     def end(self) -> None:
         self._draft = None
 

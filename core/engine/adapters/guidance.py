@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
+from outrider.core.protocol import ArrangeableRows, Prefill, Prompts, Scores, Target, committed
 from outrider.core.tree import Tree
 from outrider.core.vocab_mask import VocabMask
 
@@ -59,6 +60,8 @@ class Guided:
         self.vocabulary, self.device, self.rollback = inner.vocabulary, inner.device, inner.rollback
         self.streams = 1 if guidance in (0, 1) else 2
         self.weight_bytes = inner.weight_bytes
+        if isinstance(inner, ArrangeableRows):
+            self.arrange = partial(self._arrange, inner)  # which only then makes this one ArrangeableRows
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.conditions):
@@ -124,6 +127,14 @@ class Guided:
             verdict = Verdict.of([_double(part) for part in verdict.parts], outcome)
             count = _double(count)
         self.inner.keep(self._for_streams(draft), verdict, count)
+
+    def _arrange(self, inner: ArrangeableRows, order: Sequence[int], width: int) -> None:
+        """Let rows leave; the others keep their order."""
+        rows = [row + self._rows * stream for stream in range(self.streams) for row in order]
+        inner.arrange(rows, width + max(map(len, self.conditions)))
+        self._pipeline.arrange(order)
+        self._offsets, self._prompt_lengths = self._offsets[rows], self._prompt_lengths[list(order)]
+        self._rows = len(order)
 
     def mark(self) -> object:
         return self.inner.mark(), copy.copy(self._pipeline)
