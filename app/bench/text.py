@@ -241,7 +241,7 @@ def _measure_text(
     from outrider.core.bench.runner import Bench
     from outrider.core.errors import InvalidOption
     from outrider.text.bench import run as texts
-    from outrider.text.bench.peers import find_model, started
+    from outrider.text.bench.peers import find_model, read_folders, started
     from outrider.text.measurements import draft_model_of as recommended_draft_model
 
     console = Console(stderr=True, highlight=False)
@@ -264,9 +264,10 @@ def _measure_text(
             room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
             others = []
             if peers and settings.temperature == 0:
+                folder = lm.plain_folder() if read_folders(peers) else None
                 engines = stack.enter_context(
                     started(
-                        find_model(model, lm.folder, lm.end, min(lm.context, room), draft_model),
+                        find_model(model, folder, lm.end, min(lm.context, room), draft_model),
                         lambda item: lm.encode(item.content),
                         limit=settings.max_new_tokens,
                         threads=torch.get_num_threads(),

@@ -139,8 +139,9 @@ def _parameters(lm: Any) -> int:
     """The parameters that each token is multiplied with; an embedding tied to the output layer counts once."""
     from outrider.core.assets.store import Checkpoint, read_json
 
-    tensors = Checkpoint(lm.folder)
-    tied = read_json(lm.folder / "config.json").get("tie_word_embeddings", False)
+    folder = lm.plain_folder()
+    tensors = Checkpoint(folder)
+    tied = read_json(folder / "config.json").get("tie_word_embeddings", False)
     skipped = () if tied else ("model.embed_tokens.weight",)
     return sum(tensors[name].numel() for name in tensors if name not in skipped)
 

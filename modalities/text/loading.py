@@ -16,6 +16,7 @@ from outrider.core.assets import store
 from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.engine.loading import model_object
 from outrider.core.engine.loading.folder import DTYPES, LoadError, converted_dtype, target_of_folder
+from outrider.core.engine.quantization.published import converted
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.validation import dtype_name
 from outrider.text.drafter_inputs import drafters_of_head
@@ -99,6 +100,7 @@ def load(
         device=str(place),
         kv_cache_dtype=kv_cache_dtype,
         folder=folder,
+        plain=(lambda: find(source)[0]) if converted(described) else None,
         load_other=companion,
     )
     if Path(source).suffix.lower() == ".gguf":

@@ -54,13 +54,14 @@ class TextModel:
         device: str = "cpu",
         kv_cache_dtype: str | None = None,
         folder: Path | None = None,
+        plain: Callable[[], Path] | None = None,
         keep: bool = True,
         load_other: Callable[[TextModel, str], TextModel] | None = None,
         draft_model: Any = None,
     ) -> None:
         self.target = make
         self.tokens = tokens
-        self.name, self.context, self.folder = name, context, folder
+        self.name, self.context, self.folder, self._plain = name, context, folder, plain
         self.source = name  # what load() finds it by: of a GGUF file the path
         self.dtype, self.device, self.kv_cache_dtype = dtype, device, kv_cache_dtype
         self.end = tuple(end)
@@ -74,6 +75,10 @@ class TextModel:
         self.prepared_heads: dict[tuple[Path, str], DraftHead] = {}  # those that are prepared for inference
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one, by name
         self.bridges: dict[TextModel, Bridge] = {}  # to those with another tokenizer
+
+    def plain_folder(self) -> Path | None:
+        """The folder, for other programs: with weights that are not quantized. None if it was loaded from no folder."""
+        return self.folder if self._plain is None else self._plain()
 
     def __repr__(self) -> str:
         return f"<outrider.text model {self.name}, {self.dtype} on {self.device}, context {self.context:,}>"

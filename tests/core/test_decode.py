@@ -458,3 +458,26 @@ def test_finished_rows_leave_the_pass(drafter: str | None, guidance: float | Non
     assert read[0] == 8 * streams and read[-1] <= 2 * streams and read == sorted(read, reverse=True)
     assert [len(tokens) for tokens in together] == [5, 11, 17, 23, 11, 35, 41, 47]
     assert together == [said([row])[0] for row in range(8)]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_minds_that_rows_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(vocabulary=29, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
+    networks = [Decoder.random(config, seed, dtype=torch.float64).network for seed in (1, 2)]
+
+    def said() -> list[list[int]]:
+        tokens: list[list[int]] = [[] for _ in range(6)]
+        for step in decode(
+            Decoder(networks[0]),
+            DraftModel(Decoder(networks[1]), length=3),
+            make_rule(name, **RULES[name].test_options[0]),
+            [[3 + row, 7] for row in range(6)],
+            max_new_tokens=[4 + 5 * row for row in range(6)],
+            seed=[*range(6)],
+        ):
+            tokens[step.row] += step.emitted
+        return tokens
+
+    leaving = said()
+    monkeypatch.setattr("outrider.core.decode._CLOSE_UP", 0.0)
+    assert leaving == said()

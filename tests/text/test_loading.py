@@ -310,3 +310,15 @@ def test_a_gguf_file_is_named_by_its_path_in_advice(tmp_path: Path, monkeypatch:
     with pytest.raises(InvalidOption, match=f"`outrider train eagle3 --model {file}`"):
         lm.generate("the cat", drafter="eagle3", max_new_tokens=4)
     assert f"--model {file}`" in lm.drafters["eagle3"].missing[0]
+
+
+def test_other_programs_get_plain_weights_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    writer = runpy.run_path(str(Path(__file__).parents[1] / "core" / "assets" / "test_gguf.py"))
+    file = tmp_path / "small.gguf"
+    writer["write_quantised"](file, {"ffn_gate": writer["KINDS"].Q4_1, "ffn_up": writer["KINDS"].Q4_1})
+    small, plain = (text.load(file, dtype=dtype) for dtype in ("int4", "bfloat16"))
+    assert small.folder != plain.folder == plain.plain_folder() == small.plain_folder()
+    assert "quantization_config" not in store.read_json(plain.folder / "config.json")
+    parts = {name.rpartition("_")[2] for name in store.Checkpoint(small.folder) if "up_proj" in name}
+    assert parts == {"levels", "scales", "offsets"}

@@ -20,7 +20,7 @@ from outrider.core.engine.loading import model_object
 from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.offload import LayerOffload, offload_layers
-from outrider.core.engine.quantization.published import CONVERTED
+from outrider.core.engine.quantization.published import converted
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Config
 from outrider.core.errors import OutriderError
@@ -66,7 +66,7 @@ def target_of_folder(
         return model_object.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
     method = checkpoints.check_method(described)
-    if method not in (None, CONVERTED):
+    if method is not None and not converted(described):
         read = f"are dequantised to {stored}" + ("" if dtype == stored else f" and quantized to {dtype}")
         if dtype == "int4":
             read = f"keep their integers of 4 bits where these fit int4, with scales in {stored}; others {read}"
@@ -76,7 +76,7 @@ def target_of_folder(
         _check_memory(folder.name, int(config.parameters * (0.6 if kept else precision.itemsize)), device)
     try:
         with tensors.progress(folder.name):
-            dense_bits = 8 if method == CONVERTED and not drafting else None
+            dense_bits = 8 if converted(described) and not drafting else None
             readable = checkpoints.readable(described, tensors)
             network = _network(config, readable, dtype, precision, device, offload, dense_bits)
     except torch.OutOfMemoryError as error:

@@ -17,7 +17,6 @@ from outrider.core.engine.architectures import CheckpointError
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in 32 bits of each of eight neighbouring outputs
 _BLOCK = (128, 128)  # of FP8 weights, where a config gives none
-CONVERTED = "GGUF"  # what outrider.core.assets.gguf writes for 4 bits
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 _PARTS = (
     *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape"),
@@ -54,8 +53,13 @@ def check_method(described: Mapping[str, Any]) -> str | None:
             f"the weights are quantized by '{method}' and our decoder does not read {why}; load the model through "
             "transformers, with the package that reads it"
         )
-    names = {"fp8": "FP8", "fbgemm_fp8": "FP8", "awq": "AWQ", "gptq": "GPTQ", "gguf": CONVERTED}
+    names = {"fp8": "FP8", "fbgemm_fp8": "FP8", "awq": "AWQ", "gptq": "GPTQ", "gguf": "GGUF"}
     return names.get(str(method), str(method))
+
+
+def converted(described: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of what outrider.core.assets.gguf writes for 4 bits, which only `Dequantized` reads."""
+    return (described.get("quantization_config") or {}).get("quant_method") == "gguf"
 
 
 def readable(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

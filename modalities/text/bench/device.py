@@ -90,11 +90,11 @@ def _launches(case: Case) -> float:  # pragma: CUDA
 
 def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[str, Case]:
     """Cases for generate() with its default cache, and with a static cache, which is compiled on a GPU."""
-    if lm.folder is None:
+    if (folder := lm.plain_folder()) is None:
         raise InvalidOption("comparing with transformers needs a model in a folder of its format")
     from outrider.core.assets import store
 
-    model = store.transformers_model(lm.folder, lm.dtype, lm.device)
+    model = store.transformers_model(folder, lm.dtype, lm.device)
     ids = [torch.tensor([lm.encode(prompt)], device=lm.device) for prompt in prompts]
 
     def generate(cache: str | None, short: bool) -> Round:

@@ -64,7 +64,7 @@ def engines(study: Study, given: Advice, model: str, draft_model: str | None = N
     found = [_vllm(study, given)]
     if torch.device(study.lm.device).type == "cpu":
         draft = draft_model or draft_model_of(study.lm.name)
-        files = find_model(model, study.lm.folder, study.lm.end, study.lm.context, draft)
+        files = find_model(model, None, study.lm.end, study.lm.context, draft)
         if files.gguf is not None:
             found.append(_llama_cpp(study, given, files.gguf, files.draft))
     return [each for each in found if each is not None]
@@ -97,7 +97,7 @@ def _config(study: Study, chosen: Prediction) -> dict[str, Any]:
         return config
     draft = draft_model_of(study.lm.name)
     if name == DRAFT_MODEL.name and draft is not None:
-        return config | {"model": str(study.lm.companion(draft).folder)}
+        return config | {"model": str(study.lm.companion(draft).plain_folder())}
     return config | {"model": f"FOLDER of `outrider export vllm {name} --model {study.lm.name}`"}
 
 

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +128,11 @@ def find_model(
     `draft_model` a NAME or NAME:DTYPE."""
     name = None if draft_model is None else draft_model if gguf_of(draft_model) else draft_model.rpartition(":")[0]
     return Model(folder, gguf_of(source), tuple(end), context, gguf_of(name) if name else None)
+
+
+def read_folders(names: Collection[str]) -> bool:
+    """Whether any of these engines reads a folder of safetensors."""
+    return any(PEERS[name].reads != "gguf" for name in names)
 
 
 def gguf_of(source: str) -> Path | None:

@@ -37,10 +37,12 @@ class VllmBench:
     counters: dict[str, Counters] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     bench: Bench = field(init=False)
+    _folder: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.lm.folder is None:
+        if (folder := self.lm.plain_folder()) is None:
             raise InvalidOption(f"{self.lm.name} is not a folder of safetensors, which vLLM needs")
+        self._folder = folder
         names = [PLAIN, *(name for name in self.settings.drafters if name != PLAIN)]
         contenders = [Contender(name, _not_run_here, engine=ENGINE) for name in names]
         self.bench = Bench(contenders, self.items, self.settings.repeat)
@@ -62,9 +64,8 @@ class VllmBench:
         drafter = None if name == PLAIN else name
         can_draft(self.python, drafter)
         context = max(len(self.lm.encode(item.content)) for item in self.items) + self.settings.max_new_tokens + 16
-        assert self.lm.folder is not None
         setup = Setup(
-            folder=self.lm.folder,
+            folder=self._folder,
             name=self.lm.name,
             drafter=drafter,
             speculative=speculative(self.lm.name, drafter, length=length, weights=self.folders.get(name)),

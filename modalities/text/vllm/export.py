@@ -68,7 +68,7 @@ def refused(drafter: str) -> Incompatible:
 
 def _eagle3(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
     _check_type(draft_head, Eagle3Head)
-    write_speculators(draft_head, folder, str(lm.folder), length=length)
+    write_speculators(draft_head, folder, str(lm.plain_folder()), length=length)
 
 
 def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
@@ -110,7 +110,7 @@ def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> N
     """Write the draft model with the target's full output layer, because transformers has no reduced vocabularies; a
     guess outside our vocabulary is verified like any other."""
     _check_type(draft_head, SmallModel)
-    if lm.folder is None:
+    if (source := lm.plain_folder()) is None:
         raise Incompatible(f"{lm.name} was not loaded from a folder, so there is no config.json to copy")
     network, form = lm.target().network, lm.target().config  # type: ignore[attr-defined]
     tensors = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": draft_head.norm.weight}
@@ -121,15 +121,15 @@ def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> N
             f"{prefix}.post_attention_layernorm.weight": block.mlp_norm.weight,
             **layer_tensors(block, prefix, form),
         }
-    config = read_json(lm.folder / "config.json")
+    config = read_json(source / "config.json")
     if not config.get("tie_word_embeddings", False):
         tensors["lm_head.weight"] = network.head.weight
     _save(tensors, folder)
     config |= {"num_hidden_layers": len(draft_head.blocks)}
     write_atomically(folder / "config.json", json.dumps(config, indent=1) + "\n")
     for name in _TOKENIZER:
-        if (lm.folder / name).is_file():
-            shutil.copyfile(lm.folder / name, folder / name)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def _check_type(draft_head: nn.Module, wanted: type) -> None:
