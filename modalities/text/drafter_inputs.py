@@ -30,7 +30,6 @@ from outrider.text.vocab_bridge import Bridge
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
 
-_LONGEST = 10  # tokens drafted at the fastest length
 _LONGEST = 10  # tokens that are drafted at the fastest length
 _COMMON = 1 << 16  # tokens of a vocabulary of several languages that make 97 % of English text and code
 

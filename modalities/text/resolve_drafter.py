@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +78,13 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
         method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
         if method.takes_draft_model and "model" not in options.drafter_options:
             draft_model = model.draft_model
-    drafter_options = options.drafter_options
+    drafter_options, notes = options.drafter_options, dict[str, str]()
     if draft_model is not None and drafter == AUTO.name:
         drafter = DRAFT_MODEL.name
         if rows == 1 and not drafter_options and options.num_draft_tokens is None:
             members = partial(catalogue.members, AUTO, {})
             drafter_options = drafter_inputs.fastest_length(model, draft_model, options.draft_vocabulary, members)
+            notes = {"options": json.dumps(drafter_options)}
     head = options.head
     if head is None and model.head is not None and isinstance(drafter, str):
         fits = drafter == AUTO.name or drafter in drafter_inputs.drafters_of_head(model, model.head)
@@ -95,13 +98,14 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
         kinds = catalogue.method(drafter).inputs.values()
         if Input.DRAFT_MODEL not in kinds and Input.DRAFTERS not in kinds:
             raise InvalidOption(f"the drafter '{drafter}' takes no draft model, so draft_vocabulary does nothing there")
-    return catalogue.drafter(
+    resolved = catalogue.drafter(
         drafter,
         drafter_options,
         draft_model=draft_model,
         head=head,
         num_draft_tokens=options.num_draft_tokens,
     )
+    return replace(resolved, notes={**resolved.notes, **notes})
 
 
 def resolve_rule(options: Options) -> Resolved[Rule]:

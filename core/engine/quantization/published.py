@@ -171,7 +171,10 @@ class Dequantized(Mapping[str, Tensor]):
         """What was converted from GGUF: two neighbouring inputs in a byte, lowest bits first."""
         packed = self._part(layer, "weight_levels")
         ints = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
-        return ints, self._part(layer, "weight_scales").float(), self._part(layer, "weight_offsets").float()
+        scales, offsets = (self._part(layer, f"weight_{part}").float() for part in ("scales", "offsets"))
+        if not scales.shape == offsets.shape == (len(ints), ints.shape[1] // 32):
+            raise CheckpointError(f"the scales of '{layer}' don't fit its weights; convert the GGUF file again")
+        return ints, scales, offsets
 
     def _packed(self, layer: str) -> _Integers:
         """compressed-tensors: integers of a row side by side, shifted to be 0 or more; zero points along rows."""
