@@ -28,6 +28,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption, NotFinite
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.methods.resolve import Catalogue
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch
@@ -481,3 +482,14 @@ def test_no_rule_minds_that_rows_leave(name: str, monkeypatch: pytest.MonkeyPatc
     leaving = said()
     monkeypatch.setattr("outrider.core.decode._CLOSE_UP", 0.0)
     assert leaving == said()
+
+
+def test_rows_stay_with_a_guarded_drafter_that_drafts_for_all_of_them() -> None:
+    """It moves no rows; in a continuous batch one is made for each."""
+    config = Config(vocabulary=29, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
+    drafter = Catalogue().drafter("guarded", {"drafter": "anpd"}).made
+    limits = [4 + 5 * row for row in range(6)]
+    steps = decode(
+        Decoder.random(config, 1), drafter, Exact(), [[3 + row, 7] for row in range(6)], max_new_tokens=limits
+    )
+    assert sum(len(step.emitted) for step in steps) == sum(limits)

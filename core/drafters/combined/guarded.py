@@ -78,6 +78,7 @@ class Guarded:
         self._free = weight_free(self._inner) and not cost
         self._catches_up = isinstance(self._inner, CatchUpDrafter)
         self._crowd = 1
+        self._begun = False
 
     def _set(self, drafter: Drafter) -> None:
         self._inner = drafter
@@ -90,6 +91,7 @@ class Guarded:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._target = prefill.self_draftable.weight_bytes if prefill.self_draftable else 0
         self._start(len(prompts))
+        self._begun = True
         self._inner.begin(prefill, prompts, sampling)
 
     def _start(self, rows: int) -> None:
@@ -105,13 +107,14 @@ class Guarded:
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
     def supports_batching(self) -> bool:
-        """Not for drafters that would need one model per row."""
-        return batches(self._inner) or weight_free(self._inner)
+        """Not for drafters that would need one model per row, nor once one drafts for all rows of `begin`."""
+        return batches(self._inner) or (weight_free(self._inner) and not self._begun)
 
     def open(self, sampling: Sampling) -> None:
         if not batches(self._inner):
             self._set(per_row(self._make, self._inner))
         self._target = 0
+        self._begun = False
         self._start(0)
         self._batched.open(sampling)
 

@@ -284,7 +284,7 @@ class DraftModel(_ModelDrafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         super().observe(draft, scores, verdict, rng)
         self.policy.learn(self._drafted, verdict.accepted)
-        self._drafted = constant((0,) * len(self._drafted), self.model.device)  # an ensemble may not ask every round
+        self._drafted = constant((0,) * len(self._drafted), self.model.device)  # a combination may not ask every round
 
 
 class _Tree(_ModelDrafter):
