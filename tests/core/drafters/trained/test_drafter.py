@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -157,6 +158,10 @@ class Audited(Learned):
         super().observe(draft, scores, verdict, rng)
         for text, new in zip(self.texts, verdict.rows(draft), strict=True):
             text += new
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        super().arrange(order, width)
+        self.texts = [self.texts[row] for row in order]
 
 
 @pytest.mark.slow
