@@ -161,6 +161,8 @@ class _Header:
         start, end = -(-stream.tell() // align) * align, os.fstat(stream.fileno()).st_size
         for name, shape, kind, offset in entries:
             info = self.tensors[name] = _TensorInfo(shape, kind, start + offset)
+            if not info.size:
+                raise ValueError(f"its tensor '{name}' has no elements")
             if info.start + info.size > end:
                 raise ValueError(f"it ends before its tensor '{name}'")
         if len(self.tensors) < tensors:

@@ -267,6 +267,7 @@ def value(kind: int, content: bytes) -> bytes:
         (0, 1, value(9, struct.pack("<IQ", 0, 1 << 21) + bytes(1 << 21))),  # of many numbers that are there
         (0, 1, value(77, b"")),
         (1, 0, struct.pack("<Q", 1) + b"a" + struct.pack("<I", 1 << 31)),  # dimensions
+        (1, 0, struct.pack("<Q", 1) + b"a" + struct.pack("<IQQIQ", 2, 0, 4, 0, 0)),  # a tensor without elements
     ],
 )
 @pytest.mark.timeout(20)
