@@ -150,14 +150,15 @@ def test_training_checkpoints(tmp_path: Path) -> None:
 
 
 def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = runpy.run_path(str(HERE / "core" / "assets" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
-    path = tmp_path / "bent.gguf"
+    module, path = runpy.run_path(str(HERE / "core" / "assets" / "test_gguf.py")), tmp_path / "bent.gguf"
+    module["write_quantised"](path, {"ffn_gate": module["KINDS"].Q4_1, "ffn_up": module["KINDS"].Q8_0})
+    good = path.read_bytes()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
     def once(rng: random.Random) -> None:
         path.write_bytes(damaged(rng, good[:6000]) + good[6000:] if rng.random() < 0.8 else damaged(rng, good))
         try:
-            convert_gguf(path)
+            convert_gguf(path, rng.choice(["float32", "int4"]))
         finally:
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 

@@ -280,7 +280,8 @@ def _tensors(file: Path, header: _Header, config: Mapping[str, Any], dtype: str)
         name = _name(gguf_name)
         blocks = data[info.start : info.start + info.size].reshape(info.shape)
         try:
-            parts = _parts(blocks, info.kind, dtype, keep=gguf_name.startswith("blk."))
+            with np.errstate(invalid="ignore", over="ignore"):
+                parts = _parts(blocks, info.kind, dtype, keep=gguf_name.startswith("blk."))
         except NotImplementedError as error:
             raise GgufError(f"the quantization of tensor '{gguf_name}' is not supported: {error}") from None
         for part, tensor in parts.items():
@@ -299,12 +300,20 @@ def _parts(blocks: np.ndarray, kind: GGMLQuantizationType, dtype: str, keep: boo
 
     precision = torch.bfloat16 if dtype == "int4" else getattr(torch, dtype)
     if dtype == "int4" and keep and (levels := _levels(blocks, kind.name)) is not None:
-        ints, *others = map(torch.from_numpy, levels)
+        ints, *others = map(_finite, levels)
         return {"_levels": ints} | {f"_{name}": part.to(precision) for name, part in zip(_SCALES, others, strict=True)}
     rows = len(blocks) if blocks.ndim == 1 else max(1, _AT_ONCE // blocks[:1].size)  # some at a time fit into a cache
     starts = range(0, len(blocks), rows)
-    values = (dequantize(blocks[start : start + rows], kind).copy() for start in starts)
-    return {"": torch.cat([torch.from_numpy(part).to(precision) for part in values])}
+    values = (dequantize(blocks[start : start + rows], kind) for start in starts)
+    return {"": torch.cat([_finite(part).to(precision) for part in values])}
+
+
+def _finite(numbers: np.ndarray) -> Tensor:
+    import torch
+
+    if not np.isfinite(numbers).all():
+        raise ValueError("a tensor holds numbers that are not finite")
+    return torch.from_numpy(numbers.copy())
 
 
 def _levels(blocks: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

@@ -288,3 +288,15 @@ def test_tensors_that_lie_over_one_another_are_not_written_many_times(tmp_path: 
     path.write_bytes(whole[: len(whole) - sum(sizes) + max(sizes) + 64])
     with pytest.raises(GgufError, match="over one another"):
         convert_gguf(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("part", ["attn_norm", "ffn_gate", "ffn_up"])
+def test_weights_that_are_not_finite_are_an_error(part: str, dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_quantised(path, {"ffn_gate": KINDS.Q4_1, "ffn_up": KINDS.Q8_0})
+    convert_gguf(path, dtype)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path, "r+").tensors}
+    tensors[f"blk.0.{part}.weight"].view(np.uint8).flat[:4] = 255  # NaN, as a number or as a scale
+    with pytest.raises(GgufError, match="not finite"):
+        convert_gguf(path, dtype)
