@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from outrider.app.options import DEVICE, DTYPE, Device, JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+from outrider.app.options import (
+    DEVICE,
+    DTYPE,
+    Device,
+    JsonFile,
+    MaxNewTokens,
+    NumDraftTokens,
+    Seed,
+    TextDtype,
+    TextModelName,
+)
 from outrider.core.assets.files import write_atomically
 
 
@@ -20,6 +30,7 @@ def schemas(
         Path, typer.Option(metavar="FILE", help="Where outcomes are kept, a line each; a run goes on from there.")
     ] = Path("schemas.jsonl"),
     max_new_tokens: MaxNewTokens = 256,
+    num_draft_tokens: NumDraftTokens = None,
     seed: Seed = 0,
     model: TextModelName = "smollm2-135m",
     dtype: TextDtype = DTYPE,
@@ -40,7 +51,7 @@ def schemas(
     console = Console(stderr=True, highlight=False)
     outcomes = list(
         track(
-            measure(lm, files, folder, names, max_new_tokens, seed, kept),
+            measure(lm, files, folder, names, max_new_tokens, seed, kept, num_draft_tokens),
             "Decoding ...",
             total=2 * len(files),
             console=console,

@@ -23,7 +23,7 @@ from outrider.text.model import TextModel
 from outrider.text.stream import Result
 
 Status = Literal["valid", "cut", "refused", "failed", "invalid"]
-_SHOWN = 240  # characters of a schema in the prompt
+_SHOWN = 160  # characters of a schema in the prompt
 _ROWS = 32  # schemas that are decoded side by side
 _GROUP = 96  # schemas after which outcomes are kept
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -66,17 +66,21 @@ def measure(
     max_new_tokens: int,
     seed: int,
     kept: Path,
+    num_draft_tokens: int | None = None,
 ) -> Iterator[Outcome]:
     """The outcomes of all files, those already in the file `kept` among them; new ones are added to it."""
+    given = {} if num_draft_tokens is None else {"num_draft_tokens": num_draft_tokens}
     found = [Outcome(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.is_file() else []
-    run = f"{lm.name} {lm.dtype} {max_new_tokens} tokens, seed {seed}, {' '.join(drafters)}"
+    run = (
+        f"{lm.name} {lm.dtype} {max_new_tokens} tokens, seed {seed}, {' '.join([*drafters, *map(str, given.values())])}"
+    )
     known = {(one.schema, one.setting): one for one in found if one.run == run}
     for start in range(0, len(files), _GROUP):
         names = {str(path.relative_to(root)): path for path in files[start : start + _GROUP]}
         for setting, options in _SETTINGS.items():
             new = {name: path for name, path in names.items() if (name, setting) not in known}
             options = options | {"max_new_tokens": max_new_tokens, "seed": seed}
-            for name, made in _outcomes(lm, new, drafters, options).items():
+            for name, made in _outcomes(lm, new, {None: {}} | dict.fromkeys(drafters, given), options).items():
                 known[name, setting] = Outcome(schema=name, setting=setting, run=run, **made)
                 found.append(known[name, setting])
             if new:
@@ -85,14 +89,18 @@ def measure(
 
 
 def _outcomes(
-    lm: TextModel, paths: Mapping[str, Path], drafters: Sequence[str], options: Mapping[str, Any]
+    lm: TextModel,
+    paths: Mapping[str, Path],
+    drafters: Mapping[str | None, Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """What is to be said of each schema, decoded beside the others in one continuous batch for each drafter."""
+    """What is to be said of each schema, decoded beside the others in one continuous batch for each drafter, which has
+    options of its own."""
     schemas = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
     requests: dict[str, dict[str | None, Request]] = {name: {} for name in schemas}
     made: dict[str, dict[str, Any]] = {}
-    for drafter in (None, *drafters) if schemas else ():
-        with lm.batch(rows=_ROWS, own_formats=True, drafter=drafter, **options) as batch:
+    for drafter, own in drafters.items() if schemas else ():
+        with lm.batch(rows=_ROWS, own_formats=True, drafter=drafter, **own, **options) as batch:
             for name in [name for name in schemas if name not in made]:
                 wanted = {"type": "json_schema", "json_schema": {"schema": schemas[name]}}
                 prompt = f"Write a JSON document that obeys this schema:\n{json.dumps(schemas[name])[:_SHOWN]}"

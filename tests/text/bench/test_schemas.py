@@ -49,6 +49,9 @@ def test_each_schema_has_its_status_and_is_decoded_once(lm: TextModel, folder_of
     counts = schemas.summary(found)["greedy"]
     assert (counts["valid"], counts["refused"], counts["cut"], counts["invalid"]) == (1, 1, 1, 0)
     assert counts["different_from_plain"] == 0 and counts["tokens_per_pass"]["prompt-lookup"] > 1
+    short = list(schemas.measure(lm, files[:2], folder_of_schemas, drafters, 60, 0, kept, 1))
+    passes = [[one.passes.get("prompt-lookup", 0) for one in some] for some in (short, first)]
+    assert sum(passes[0]) > sum(passes[1]), "drafts of one token, decoded anew"
 
 
 def test_an_output_that_is_wrong_is_found(lm: TextModel) -> None:
