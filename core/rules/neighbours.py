@@ -21,7 +21,9 @@ from outrider.core.rules.acceptance import strict
 from outrider.core.rules.native_walk import Formula
 from outrider.core.rules.rejection import rejection
 
-_MOST = 1 << 14  # tokens of which all pairs are compared
+_DENSE = 1 << 12  # tokens up to which groups are a table of all pairs
+_COMPARED = 1 << 24  # pairs that are compared at a time
+_MOST = 1 << 26  # similar pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,9 @@ class CoarseGroups:
 
     embeddings: Tensor | None = None  # [V, D] the target's
     similarity: float = 0.4
-    _share: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
+    _tables: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = field(
+        init=False, repr=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if self.embeddings is not None and self.embeddings.ndim != 2:
@@ -142,24 +146,48 @@ class CoarseGroups:
             )
         if self.lossless:
             return strict(left, q)
-        if size > _MOST:
-            raise InvalidOption(
-                f"coarse-groups compares all pairs of tokens, and there are {size:,}; it takes up to {_MOST:,}: use "
-                "grouped or lantern, which compare a code with its nearest ones"
-            )
-        share = self._shares(size, q.device).to(q)
-        return (strict(left @ share, q @ share) @ share.T) * (distribution.probs > 0)
+        near, groups = self._near(size, q)
+        p_group, q_group = (near @ (one / groups).T for one in (left, q))  # [V, B] each token is in a group of its own
+        return (near @ strict(p_group, q_group)).T / groups * (distribution.probs > 0)
 
-    def _shares(self, size: int, device: torch.device) -> Tensor:
-        """[V, G] the share of each token's mass that each group gets."""
-        key = size, device
-        if key not in self._share:
-            angle = torch.arange(size, device=device) * (math.pi / size)
+    def _near(self, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """[V, V] 1 for tokens in each other's groups, and the number of groups [V] of each token."""
+        key = size, like.device, like.dtype
+        if key not in self._tables:
+            angle = torch.arange(size, device=like.device) * (math.pi / size)
             vectors = torch.stack([angle.cos(), angle.sin()], 1) if self.embeddings is None else self.embeddings
-            unit = torch.nn.functional.normalize(vectors.detach().float(), dim=-1).to(device)
-            near = (unit @ unit.T >= self.similarity).fill_diagonal_(True).double()
-            self._share[key] = near / near.sum(1, keepdim=True)
-        return self._share[key]
+            unit = torch.nn.functional.normalize(vectors.detach().to(like.device, torch.float32), dim=-1)
+            pairs = _similar_pairs(unit, self.similarity)  # [2, N]
+            groups = torch.bincount(pairs[0], minlength=size).to(like)
+            near = torch.sparse_coo_tensor(
+                pairs, like.new_ones(len(pairs[0])), (size, size), is_coalesced=True, check_invariants=True
+            )
+            if size <= _DENSE:
+                near = near.to_dense()
+            self._tables[key] = near, groups
+        return self._tables[key]
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         return rejection(draft, scores, rng, self.accept)
+
+
+def _similar_pairs(unit: Tensor, similarity: float) -> Tensor:
+    """[2, N] the pairs of rows with at least this cosine, and each row with itself; sorted."""
+    size = len(unit)
+    every = torch.arange(size, device=unit.device)
+    codes = every[unit.any(1)]  # a row of zeros is similar to none
+    found, count = [torch.stack([every, every])], size
+    for some in torch.split(torch.arange(len(codes)), max(_COMPARED // max(len(codes), 1), 1)):
+        first = int(some[0])
+        near = unit[codes[some]] @ unit[codes[first:]].T >= similarity
+        rows, columns = near.triu(1).nonzero(as_tuple=True)  # each pair once, so that both are in or out
+        one, other = codes[rows + first], codes[columns + first]
+        found += [torch.stack([one, other]), torch.stack([other, one])]
+        count += 2 * len(rows)
+        if count > _MOST:
+            raise InvalidOption(
+                f"with similarity={similarity} more than {_MOST:,} pairs of {size:,} tokens are similar; give a larger "
+                "similarity"
+            )
+    pairs = torch.cat(found, 1)
+    return pairs[:, (pairs[0] * size + pairs[1]).argsort()]

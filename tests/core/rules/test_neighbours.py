@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
+from outrider.core.rules import neighbours
 from outrider.core.rules.codebook import Annealed
 from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
 from outrider.core.rules.relaxed import Lenience
@@ -53,6 +55,39 @@ def test_groups_of_twins_are_judged_together() -> None:
     alone = CoarseGroups(embeddings=embeddings, similarity=1.1)
     assert alone.lossless
     torch.testing.assert_close(alone.accept(Distribution(P, None, 5), P, Q, TOP), (P / Q).clamp(max=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_of_large_vocabularies_are_sparse_tables(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    size = 300
+    embeddings = torch.randn(size, 6)
+    embeddings[::5] = 0  # tokens that are no codes
+    left, q = torch.rand(2, 4, size, dtype=dtype).div(size / 2)
+    made = partial(CoarseGroups, embeddings=embeddings, similarity=0.7)
+    whole = made().accept(Distribution(left, None, size), left, q, TOP)
+    monkeypatch.setattr(neighbours, "_DENSE", 8)
+    monkeypatch.setattr(neighbours, "_COMPARED", 4000)
+    rule = made()
+    torch.testing.assert_close(rule.accept(Distribution(left, None, size), left, q, TOP), whole)
+    ((near, groups),) = rule._tables.values()
+    assert near.is_sparse and (groups[::5] == 1).all() and groups.max() > 1
+    monkeypatch.setattr(neighbours, "_MOST", 1000)
+    with pytest.raises(InvalidOption, match="give a larger similarity"):
+        made().accept(Distribution(left, None, size), left, q, TOP)
+
+
+@pytest.mark.slow
+def test_groups_of_16384_codes_take_little_memory() -> None:
+    """A grid of seven axes, whose codes are similar to those one step away."""
+    unit = torch.nn.functional.normalize(torch.cartesian_prod(*[torch.arange(4) - 1.5] * 7), dim=1)
+    rule, p = CoarseGroups(embeddings=unit, similarity=0.95), torch.rand(2, 4**7)
+    chance = rule.accept(Distribution(p, None, 4**7), p, p.flip(1), TOP)
+    ((near, groups),) = rule._tables.values()
+    assert int(groups.sum()) == near._nnz() < 60 * 4**7
+    some = torch.arange(0, 4**7, 1021)
+    assert torch.equal(groups[some], (unit[some] @ unit.T >= 0.95).sum(1).float())
+    assert chance.shape == p.shape and chance.min() > 0 and chance.max() <= 1
 
 
 def test_a_rejection_by_top_k_draws_from_the_top_k_and_ends_strictly() -> None:

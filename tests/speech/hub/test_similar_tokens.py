@@ -12,7 +12,6 @@ import torch
 
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.errors import InvalidOption
-from outrider.core.rules.neighbours import CoarseGroups
 from outrider.speech.hub.model import Options, PublishedSpeech, published
 from outrider.speech.hub.similar_tokens import STEP, SimilarTokens, grid_points
 from outrider.speech.resolve_drafter import resolve_drafter
@@ -44,8 +43,6 @@ def test_a_large_codebook_has_a_sparse_table() -> None:
     assert table.shape == (4**6, 200)
     step = (points - points[table[:, 0]]).norm(dim=1)
     assert torch.allclose(step, torch.full_like(step, STEP))
-    with pytest.raises(InvalidOption, match="all pairs of tokens"):
-        CoarseGroups().accept(None, torch.zeros(1, 65_536), torch.zeros(1, 65_536), torch.zeros(1, 1))  # type: ignore
 
 
 def test_jacobi_has_the_defaults_of_speech() -> None:
