@@ -146,6 +146,13 @@ Device = Annotated[
 KVCacheDtype = Annotated[
     str | None, typer.Option(help="Precision of the KV cache: int8. Default: that of the activations.")
 ]
+VOCODER = "hifi-gan"
+VocoderName = Annotated[
+    str,
+    typer.Option(
+        "--vocoder", help="Of our voice: hifi-gan, or vocos, which is far faster and sounds slightly less clear."
+    ),
+]
 OwnWeights = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="Weights you trained. Default: those that ship.")
 ]

@@ -16,6 +16,7 @@ import typer
 from outrider.app.options import (
     DEVICE,
     RULE,
+    VOCODER,
     Device,
     DrafterGrid,
     DrafterNames,
@@ -33,6 +34,7 @@ from outrider.app.options import (
     RuleNames,
     Temperature,
     TopK,
+    VocoderName,
     lines,
     published,
 )
@@ -81,6 +83,7 @@ def speech(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: FirstSeed = 0,
     weights: OwnWeights = None,
+    vocoder: VocoderName = VOCODER,
     model: PublishedName = None,
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
@@ -145,7 +148,7 @@ def speech(
     options |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
-        sp = load(device=device, dtype=dtype, folder=weights)
+        sp = load(device=device, dtype=dtype, folder=weights, vocoder=vocoder)
     speakers = bench.SpeechBench(sp, settings, seed, options)
     measured = Bench(speakers.contenders(), items, repeat)
     complete = go(measured, console)

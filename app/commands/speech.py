@@ -16,6 +16,7 @@ from outrider.app.options import (
     DTYPE,
     RULE,
     SPEECH_DRAFTER,
+    VOCODER,
     Compare,
     Device,
     DrafterOptions,
@@ -32,6 +33,7 @@ from outrider.app.options import (
     Temperature,
     TopK,
     TraceFile,
+    VocoderName,
     methods,
     published,
     waiting,
@@ -84,6 +86,7 @@ def speech(
         ),
     ] = None,
     weights: OwnWeights = None,
+    vocoder: VocoderName = VOCODER,
     dtype: Dtype = DTYPE,
     device: Device = DEVICE,
 ) -> None:
@@ -123,7 +126,7 @@ def speech(
     Options.of(options)  # validate before loading weights
     split_utterances(text)
     with waiting("Loading the voice ..."):
-        sp = load(device=device, dtype=dtype, folder=weights)
+        sp = load(device=device, dtype=dtype, folder=weights, vocoder=vocoder)
     result = _spoken(sp, text, options)
     result.sound.save(output)
     print(f"{output}: {_summary(result)}")

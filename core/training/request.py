@@ -12,7 +12,6 @@ import torch
 
 from outrider.core.errors import InvalidOption
 from outrider.core.training.head_training import HeadTraining
-from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.optim import TrainingError, remove_checkpoint
 from outrider.core.training.recipes import Recipe
 from outrider.core.training.trainer import Plan, Progress, Trainer, Training
@@ -92,10 +91,10 @@ class TrainingRequest:
         )
 
     def train_model(
-        self, recipe: Recipe, training: ModelTraining, out: Path, facts: Mapping[str, Any], say: Callable[[str], None]
+        self, recipe: Recipe, training: Training, out: Path, facts: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
         """Train a model, and report it in one line before and one after."""
-        (model,) = training.models.values()
+        model = training.models[recipe.name]
         say(f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
         progress = self._run(training, self.model_plan(recipe), out, facts)
         best = progress.best[recipe.name]

@@ -18,13 +18,13 @@ from typing import IO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.core.assets.files import replacing
 from outrider.core.errors import InvalidOption
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.mel import BINS, HOP, RATE, mel_frames
-from outrider.speech.vocoder import Vocoder, VocoderStream
+from outrider.speech.vocoder import VocoderStream
 
 # Tokens of the chunks; the last number repeats. With the frames around it that it depends on, none needs padding in the
 # vocoder.
@@ -109,7 +109,7 @@ class Sound:
 class SoundStream:
     """Synthesises the codes of one utterance in chunks, as they are committed."""
 
-    def __init__(self, codec: Codec, vocoder: Vocoder) -> None:
+    def __init__(self, codec: Codec, vocoder: nn.Module) -> None:
         self.codec = codec
         self.stream = VocoderStream(vocoder)
         self.seconds = {"codec": 0.0, "vocoder": 0.0}
@@ -149,7 +149,7 @@ class SoundStream:
         return np.asarray(sound)
 
 
-def synthesise(codes: list[int], codec: Codec, vocoder: Vocoder) -> np.ndarray:
+def synthesise(codes: list[int], codec: Codec, vocoder: nn.Module) -> np.ndarray:
     """The sound of an utterance's codes, equal to that of SoundStream."""
     stream = SoundStream(codec, vocoder)
     return np.concatenate([*stream.push(codes), stream.finish()])

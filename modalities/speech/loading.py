@@ -19,6 +19,7 @@ def load(  # type: ignore[overload-overlap]
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "bfloat16",
     folder: Path | None = None,
+    vocoder: str = "hifi-gan",
 ) -> model.SpeechModel: ...
 @overload
 def load(
@@ -31,8 +32,9 @@ def load(
     **options: Any,
 ) -> hub_model.PublishedSpeech: ...
 def load(name: str | Path = recipes.MODEL, **options: Any) -> model.SpeechModel | hub_model.PublishedSpeech:
-    """A voice: "heart" (`folder` holds weights of one's own training, in place of those that ship), or a published
-    model of speech or sound by its hub id or folder, as outrider.speech.hub.model takes it.
+    """A voice: "heart" (`folder` holds weights of one's own training, in place of those that ship; `vocoder` is
+    "hifi-gan" or "vocos"), or a published model of speech or sound by its hub id or folder, as
+    outrider.speech.hub.model takes it.
 
     >>> load().generate("Good morning.", seed=1).save("morning.wav")
     """

@@ -35,6 +35,7 @@ from outrider.speech.resolve_drafter import (
     resolve_drafter,
     resolve_rule,
 )
+from outrider.speech.spectral_vocoder import SpectralVocoder
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Voice, VoiceDecoder
@@ -52,7 +53,7 @@ class SpeechModel:
         self,
         voice: Voice,
         codec: Codec,
-        vocoder: Vocoder,
+        vocoder: Vocoder | SpectralVocoder,
         *,
         name: str,
         draft: Callable[[], Voice] | None = None,
@@ -201,8 +202,10 @@ def load(
     device: str | torch.device = AUTO,
     dtype: str | torch.dtype = AUTO,
     folder: Path | None = None,
+    vocoder: str = recipes.HIFI_GAN,
 ) -> SpeechModel:
-    """Load the voice "heart". `folder` holds weights of your own training, in place of those that ship.
+    """Load the voice "heart". `folder` holds weights of your own training, in place of those that ship. The vocoder
+    "vocos" takes some fortieth of the time of "hifi-gan", needs no download and sounds slightly less clear.
 
     >>> sp = load()
     >>> sp.generate("Good morning.", seed=1).save("morning.wav")
@@ -214,7 +217,7 @@ def load(
     return SpeechModel(
         recipes.voice(folder=folder),
         recipes.codec(folder),
-        recipes.vocoder(device),
+        recipes.vocoder(vocoder, device, folder),
         name=name,
         draft=lambda: recipes.voice(recipes.DRAFT, folder),
         taught=lambda drafter, target: recipes.draft_head(drafter, target, folder),

@@ -16,6 +16,7 @@ from outrider.core.assets.store import Checkpoint, convert_pickle
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.trained.parallel_heads import CascadedModules
+from outrider.core.errors import unknown
 from outrider.core.kernels.native import halves
 from outrider.core.methods.trained import MEDUSA
 from outrider.core.paths import cache_folder
@@ -25,6 +26,7 @@ from outrider.core.training.recipes import Recipe, Shelf, short, table
 from outrider.speech.codec import Codec
 from outrider.speech.conditioned_heads import ConditionedHeads
 from outrider.speech.phoneme_recogniser import PhonemeRecogniser
+from outrider.speech.spectral_vocoder import SpectralVocoder
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
@@ -32,6 +34,8 @@ MODEL = "heart"  # the name of the voice
 PREFIX = "speech-"
 DRAFT = f"{PREFIX}draft"  # the smaller model
 DATA = "speech-data"
+HIFI_GAN, VOCOS = "hifi-gan", "vocos"
+VOCODERS = (HIFI_GAN, VOCOS)  # the default first
 
 
 RECIPES = table(
@@ -58,6 +62,13 @@ RECIPES = table(
         rate=5e-4,
         batch=(16, 128),
         frames=True,
+    ),
+    Recipe(
+        name="speech-vocoder",
+        summary="the vocoder: mel frames to sound, as HiFi-GAN makes it of this voice",
+        options={"width": 256, "hidden": 768, "layers": 6},
+        rate=1e-3,
+        batch=(8, 64),
     ),
     Recipe(
         name="speech-voice",
@@ -115,6 +126,7 @@ KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "Codec": Codec,
     "PhonemeRecogniser": PhonemeRecogniser,
     "Voice": Voice,
+    "SpectralVocoder": SpectralVocoder,
     "ConditionedHeads": ConditionedHeads,
     "MedusaHeads": MedusaHeads,
     "HydraHeads": HydraHeads,
@@ -178,9 +190,23 @@ def trained_heads() -> dict[str, str]:
     return {short(each.name): each.serves for each in RECIPES.values() if each.kind is not None}
 
 
-def vocoder(device: torch.device | str = "cpu") -> Vocoder:
-    """HiFi-GAN's universal generator, fetched and converted on first use; in bfloat16, which is inaudible, where its
-    products are faster."""
+def hifi_gan(device: torch.device | str = "cpu") -> Vocoder:
+    """HiFi-GAN's universal generator, for any voice, fetched and converted on first use; in bfloat16, which is
+    inaudible, where its products are faster."""
     tensors = Checkpoint(convert_pickle("hifi-gan"))
     model = Vocoder.from_tensors({name.removeprefix("generator."): tensors[name] for name in tensors})
     return model.bfloat16() if torch.device(device).type == "cuda" or halves() else model
+
+
+def vocos(device: torch.device | str = "cpu", folder: Path | None = None) -> SpectralVocoder:
+    """The small vocoder of this voice."""
+    model = load_trained(weights("speech-vocoder", folder), KINDS, None)
+    assert isinstance(model, SpectralVocoder)
+    return model.to(device)
+
+
+def vocoder(name: str, device: torch.device | str, folder: Path | None) -> Vocoder | SpectralVocoder:
+    """A vocoder by its name in VOCODERS."""
+    if name not in VOCODERS:
+        raise unknown("vocoder", name, VOCODERS)
+    return hifi_gan(device) if name == HIFI_GAN else vocos(device, folder)

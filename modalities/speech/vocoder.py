@@ -77,8 +77,8 @@ class VocoderStream:
     """Vocodes one utterance frame by frame. `push` returns samples that later frames cannot change, `finish` the
     rest."""
 
-    def __init__(self, vocoder: Vocoder) -> None:
-        self.vocoder = vocoder
+    def __init__(self, vocoder: nn.Module) -> None:
+        self.vocoder = vocoder  # frames [1, 80, T] -> samples [1, 256 T]
         self._frames: Tensor | None = None  # [80, T] frames that later samples depend on
         self._done = 0  # of these, frames whose samples were returned
 

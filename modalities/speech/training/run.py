@@ -22,7 +22,8 @@ from outrider.speech import recipes
 from outrider.speech.codec import Codec
 from outrider.speech.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.recipes import DATA, MODEL, home
-from outrider.speech.training import data
+from outrider.speech.spectral_vocoder import SpectralVocoder
+from outrider.speech.training import data, vocoder_training
 from outrider.speech.training.data import Utterance
 from outrider.speech.training.head_teacher import VoiceTeacher
 from outrider.speech.training.objectives import (
@@ -63,6 +64,8 @@ def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None])
     default = [recipes.data_folder()] if recipe.frames else recipes.training_data()
     utterances = data.load(*([request.data] if request.data else default))
     say(data.describe(utterances))
+    if recipe.name == "speech-vocoder":
+        return _train_vocoder(recipe, utterances, options, request, out, device, say)
     if recipe.kind is not None:
         return _train_head(recipe, utterances, options, request, out, device, say)
     model: _Objective
@@ -142,6 +145,39 @@ def _train_head(
     )
     request.train_head(recipe, training, out, _facts(recipe, utterances, request), say)
     return out / f"{name}.safetensors"
+
+
+def _train_vocoder(
+    recipe: Recipe,
+    utterances: list[Utterance],
+    options: Mapping[str, Any],
+    request: TrainingRequest,
+    out: Path,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Path:
+    """Train the vocoder on sound that HiFi-GAN makes of the codec's frames first."""
+    utterances, _ = _encoded(utterances, request, out, device)
+    codec, sounds = recipes.codec().to(device), out / "sounds"
+    vocoder_training.teach(utterances, codec, lambda: recipes.hifi_gan(device), sounds)
+    task = vocoder_training.SoundTask(sounds, request.batch_size(recipe), request.seed, device)
+    vocoder = SpectralVocoder(**options)
+    vocoder.mean.copy_(task.mean)
+    vocoder.scale.copy_(task.scale)
+    if request.start is not None:
+        begin(vocoder, request.start, say)
+    file = out / f"{short(recipe.name)}.safetensors"
+
+    def save_part(model: nn.Module, provenance: Mapping[str, Any]) -> None:
+        assert isinstance(model, SpectralVocoder)
+        save(model, file, provenance)
+
+    training = vocoder_training.VocoderTraining(
+        recipe.name, vocoder.to(device), task, save_part, judged=request.start is not None
+    )
+    facts = _facts(recipe, utterances, request) | {"sounds": len(task.training), "batch": task.size}
+    request.train_model(recipe, training, out, facts, say)
+    return file
 
 
 def _encoded(
