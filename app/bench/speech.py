@@ -158,7 +158,13 @@ def speech(
     if hibari() is None:
         skipped["hibari-tts"] = f"not installed, so words are pronounced by their spelling; {install_command('speech')}"
     heard = _judge(speakers, items, read, num_dnsmos, console) if quality else {}
-    about = {"prompts": len(measured.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
+    about: dict[str, Any] = {
+        "vocoder": vocoder,
+        "prompts": len(measured.first("plain")),
+        "prompts_wanted": len(items),
+        "device": device,
+        "repeat": repeat,
+    }
     report = bench.report(measured, speakers, heard, about=about, skipped=skipped)
     if samples is not None:
         report["samples"] = sampled.write_samples(speakers, items, read, samples)
