@@ -149,9 +149,7 @@ KVCacheDtype = Annotated[
 VOCODER = "hifi-gan"
 VocoderName = Annotated[
     str,
-    typer.Option(
-        "--vocoder", help="Of our voice: hifi-gan, or vocos, which is far faster and sounds slightly less clear."
-    ),
+    typer.Option("--vocoder", help="Of our voice: hifi-gan, or vocos, which is far faster and sounds less clear."),
 ]
 OwnWeights = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="Weights you trained. Default: those that ship.")

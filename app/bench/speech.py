@@ -138,6 +138,8 @@ def speech(
         items = [Item(str(index), "given", line) for index, line in enumerate(lines(prompts))][:num_prompts]
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     if (loading := published(model, draft_model, model_option, weights)) is not None:
+        if vocoder != VOCODER:
+            raise typer.BadParameter("is for our own voice; leave out --model", param_hint="--vocoder")
         if quality or samples is not None or plot is not None:
             raise typer.BadParameter("works with our own voice only; leave out --model", param_hint="--quality")
         if presence_penalty or frequency_penalty:

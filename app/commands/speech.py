@@ -108,6 +108,8 @@ def speech(
     text = sys.stdin.read() if text == "-" else text
     published_options = published(model, draft_model, model_option, weights)
     if published_options is not None:
+        if vocoder != VOCODER:
+            raise typer.BadParameter("is for our own voice; leave out --model", param_hint="--vocoder")
         unavailable = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         if given := [name for name, default in unavailable.items() if options.pop(name) != default]:
             raise typer.BadParameter(

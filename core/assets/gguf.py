@@ -300,8 +300,8 @@ def _parts(blocks: np.ndarray, kind: GGMLQuantizationType, dtype: str, keep: boo
 
     precision = torch.bfloat16 if dtype == "int4" else getattr(torch, dtype)
     if dtype == "int4" and keep and (levels := _levels(blocks, kind.name)) is not None:
-        ints, *others = map(_finite, levels)
-        return {"_levels": ints} | {f"_{name}": part.to(precision) for name, part in zip(_SCALES, others, strict=True)}
+        scales = {f"_{name}": _finite(part).to(precision) for name, part in zip(_SCALES, levels[1:], strict=True)}
+        return {"_levels": torch.from_numpy(levels[0])} | scales
     rows = len(blocks) if blocks.ndim == 1 else max(1, _AT_ONCE // blocks[:1].size)  # some at a time fit into a cache
     starts = range(0, len(blocks), rows)
     values = (dequantize(blocks[start : start + rows], kind) for start in starts)

@@ -205,7 +205,7 @@ def load(
     vocoder: str = recipes.HIFI_GAN,
 ) -> SpeechModel:
     """Load the voice "heart". `folder` holds weights of your own training, in place of those that ship. The vocoder
-    "vocos" takes some fortieth of the time of "hifi-gan", needs no download and sounds slightly less clear.
+    "vocos" takes far less time than "hifi-gan", needs no download and sounds less clear.
 
     >>> sp = load()
     >>> sp.generate("Good morning.", seed=1).save("morning.wav")

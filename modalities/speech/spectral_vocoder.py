@@ -64,7 +64,8 @@ class SpectralVocoder(DraftHead):
         x = self.first_norm(self.read((mel - self.mean) / self.scale).transpose(1, 2))
         for block in self.blocks:
             x = block(x)
-        magnitude, phase = self.spectrum(self.last_norm(x)).transpose(1, 2).chunk(2, 1)
+        found = self.spectrum(self.last_norm(x)).to(mel.dtype)  # training may compute products in 16 bits
+        magnitude, phase = found.transpose(1, 2).chunk(2, 1)
         spectrum = torch.polar(magnitude.clamp(max=_LOUDEST).exp(), phase)
         sound = _overlapped(torch.fft.irfft(spectrum, n=WINDOW, dim=1) * self.window[:, None])
         return sound[:, self._reach * HOP :]

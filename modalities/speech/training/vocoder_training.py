@@ -78,7 +78,9 @@ class SoundTask:
         self.held_out = [pair for name, pair in pairs.items() if name.startswith(_HELD_OUT)][:_VALIDATED]
         self.training = [pair for name, pair in pairs.items() if not name.startswith(_HELD_OUT)]
         if not self.training or not self.held_out:
-            raise InvalidOption(f"{folder} has no sound to train on and to validate with; train for longer")
+            raise InvalidOption(
+                "there is no speech to train on, or none held out to validate with; give more sentences"
+            )
         self.size, self.seed, self.device = batch, seed, device
         frames = torch.cat([mel for mel, _ in self.training], 1)
         self.mean, self.scale = frames.mean(1, keepdim=True), frames.std(1, keepdim=True).clamp(min=0.1)

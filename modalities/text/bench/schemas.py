@@ -23,7 +23,7 @@ from outrider.text.model import TextModel
 from outrider.text.stream import Result
 
 Status = Literal["valid", "cut", "refused", "failed", "invalid"]
-_SHOWN = 160  # characters of a schema in the prompt
+_SHOWN = 240  # characters of a schema in the prompt
 _ROWS = 32  # schemas that are decoded side by side
 _GROUP = 96  # schemas after which outcomes are kept
 _SETTINGS: dict[str, dict[str, Any]] = {
