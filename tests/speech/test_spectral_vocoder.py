@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,11 @@ def test_it_trains_on_the_teachers_sound_and_then_with_discriminators(
     (file,) = run.train(request, log.append)
     sounds = sorted(path.name for path in (out / "sounds").iterdir())
     assert 3 < len(sounds) < 14 and sum(name.startswith("held-out") for name in sounds) == 2
+    curve = [
+        row["models"]["speech-vocoder"]["held-out spectral distance"]
+        for row in json.loads((out / "curve.json").read_text())
+    ]
+    assert curve[-1] < 0.9 * curve[0]
     facts = about(file)["provenance"]
     assert facts["sounds"] == len(sounds) - 2 and facts["done"]["steps"] == 12
     vocoder = load(file, recipes.KINDS, None)

@@ -65,7 +65,7 @@ def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None])
     utterances = data.load(*([request.data] if request.data else default))
     say(data.describe(utterances))
     if recipe.name == "speech-vocoder":
-        return _train_vocoder(recipe, utterances, options, request, out, device, say)
+        return _train_vocoder(recipe, utterances, request, out, say)
     if recipe.kind is not None:
         return _train_head(recipe, utterances, options, request, out, device, say)
     model: _Objective
@@ -148,20 +148,15 @@ def _train_head(
 
 
 def _train_vocoder(
-    recipe: Recipe,
-    utterances: list[Utterance],
-    options: Mapping[str, Any],
-    request: TrainingRequest,
-    out: Path,
-    device: torch.device,
-    say: Callable[[str], None],
+    recipe: Recipe, utterances: list[Utterance], request: TrainingRequest, out: Path, say: Callable[[str], None]
 ) -> Path:
     """Train the vocoder on sound that HiFi-GAN makes of the codec's frames first."""
+    device = request.place
     utterances, _ = _encoded(utterances, request, out, device)
     codec, sounds = recipes.codec().to(device), out / "sounds"
     vocoder_training.teach(utterances, codec, lambda: recipes.hifi_gan(device), sounds)
     task = vocoder_training.SoundTask(sounds, request.batch_size(recipe), request.seed, device)
-    vocoder = SpectralVocoder(**options)
+    vocoder = SpectralVocoder(**request.model_options(recipe))
     vocoder.mean.copy_(task.mean)
     vocoder.scale.copy_(task.scale)
     if request.start is not None:
