@@ -295,14 +295,24 @@ def make_scores(
     lengths: Tensor,
     hidden: Mapping[str, Tensor],
     first: int,
+    live: Tensor | None = None,
 ) -> Scores:
-    """Scores from normed states [B, R, D]: with all logits if they are few, else computed row by row on request."""
+    """Scores from normed states [B, R, D]: with all logits if they are few, else computed row by row on request. Rows
+    that are not `live` [B, R] have logits of 0."""
+
+    def of_live(states: Tensor, live: Tensor | None) -> Tensor:
+        if live is None:
+            return network.logits(states)
+        found = network.logits(states[live])
+        return found.new_zeros(*live.shape, found.shape[-1]).index_put_((live,), found)
+
     if states.shape[0] * states.shape[1] * network.config.vocabulary <= _MAX_LOGITS:
-        return Scores(draft, pipeline, lengths, network.logits(states), hidden, first)
+        return Scores(draft, pipeline, lengths, of_live(states, live), hidden, first)
 
     @torch.no_grad()
     def logits_of(rows: Tensor, only: slice = slice(None)) -> Tensor:
-        index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
-        return network.logits(states[only].gather(1, index))
+        index = rows - first
+        some = None if live is None else live[only].gather(1, index)
+        return of_live(states[only].gather(1, index[..., None].expand(-1, -1, states.shape[2])), some)
 
     return Scores(draft, pipeline, lengths, logits_of, hidden, first)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from outrider.core.engine.kv_cache.captured_growth import followed, grown
 from outrider.core.engine.kv_cache.int8 import slot_size
 from outrider.core.engine.kv_cache.pages import PagedCache
 from outrider.core.engine.kv_cache.prefixes import Prefixes
-from outrider.core.engine.kv_cache.rows import Rows
+from outrider.core.engine.kv_cache.rows import Rows, live_tokens
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.native.draft_chain import NativeChain
@@ -66,11 +66,8 @@ class Decoder:
             raise InvalidOption(
                 f"a cache of {cache_bits} bits is not available; choose 8, or None for the weights' precision"
             )
-        self.network = network
-        self.config = network.config
-        self.vocabulary = network.config.vocabulary
-        self.device = network.device
-        self.weight_bytes = network.weight_bytes
+        self.network, self.config, self.vocabulary = network, network.config, network.config.vocabulary
+        self.device, self.weight_bytes = network.device, network.weight_bytes
         cfg = network.config
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
         made = PagedCache if (network.reads_lengths(dtype) if paged is None else paged) else Cache
@@ -214,6 +211,7 @@ class Decoder:
         carry = draft.carry if since is None else None
         ids, layout = cache.plan(draft, since, lengths=network.reads_lengths(cache.store.dtype))
         network.ensure_positions(position_bound(cache, draft), cache.long)
+        layout = replace(layout, live=live_tokens(cache.rows, draft) if since is None else None)
         resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
         logits: Tensor | None = None
@@ -234,7 +232,9 @@ class Decoder:
             logits = at_nodes(logits, cache.rows, draft, first, since)
             return Scores(draft, self._pipeline, cache.rows.committed, logits, hidden, first)
         states = at_nodes(states, cache.rows, draft, first, since)
-        return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
+        if (live := layout.live) is not None:
+            live = at_nodes(live[..., None], cache.rows, draft, first, since)[..., 0]
+        return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first, live)
 
     @torch.no_grad()
     def draw_chain(

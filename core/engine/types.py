@@ -162,6 +162,7 @@ class PassLayout:
     # [B] where attention reads them: a row's entries are attended to, and the mask [B, Q, T] is that of the slots after
     entries: Tensor | None = None
     table: Tensor | None = None  # [B, N] the pages of each row, if the store [L, P, 2 K, PAGE, d] is of pages
+    live: Tensor | None = None  # [B, Q] bool: of other tokens nothing is read, and a pass may skip them; None: all
 
     def size(self, store: Tensor) -> tuple[int, int]:
         """The number of rows, and of slots in each."""
@@ -180,4 +181,5 @@ class PassLayout:
             self.keys,
             self.entries,
             self.table,
+            None if self.live is None else self.live[:, count:],
         )

@@ -96,6 +96,15 @@ def scratch_mask(rows: Rows, draft: Draft) -> Tensor:
     return torch.cat([mask[:, :wait].expand(len(nodes), -1, -1), nodes], 1)
 
 
+def live_tokens(rows: Rows, draft: Draft) -> Tensor | None:
+    """[B, P + N] bool: the pending tokens and nodes that are real, on the host; None: all are."""
+    wait, live = rows.pending.shape[1], draft.live
+    if live.device.type != "cpu" or (bool(live.all()) and min(rows.host_pending) == wait):
+        return None
+    real = torch.arange(wait) < rows.pending_count[:, None]
+    return torch.cat([real, live.expand(len(real), -1)], 1)
+
+
 def full_mask(first: int, gap: int, scratch: Tensor) -> Tensor:
     """The mask [1, Q, N] of the scratch, preceded by `first` visible columns and `gap` masked ones."""
     if scratch.device.type == "cpu":

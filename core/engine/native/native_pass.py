@@ -36,7 +36,10 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "store")),
         *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
-        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps")),
+        *(
+            (name, c_void_p)
+            for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps", "firsts")
+        ),
         *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
         *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
     )
@@ -78,10 +81,31 @@ class NativePass:
     ) -> None:
         """Run layers `first` to `last` - 1 on states x [N, D] in 32 bits, in place, and write keys and values to the
         store. Attention reads `read` [N, input size] instead of the normed states if given. The output states of the
-        layers in `taps` are copied to its tensors."""
+        layers in `taps` are copied to its tensors. Tokens that are not live are left out; their states become 0."""
+        if layout.live is not None and read is None:
+            index, packed, firsts = _packed(layout, store.shape[1])
+            states = {tap: to[: len(index)] for tap, to in (taps or {}).items()}
+            some = x.index_select(0, index)
+            self._run(some, store, packed, first, last, None, states, firsts)
+            for whole, part in ((x, some), *((to, states[tap].clone()) for tap, to in (taps or {}).items())):
+                whole.zero_().index_copy_(0, index, part)
+            return
+        self._run(x, store, layout, first, last, read, taps)
+
+    def _run(
+        self,
+        x: Tensor,
+        store: Tensor,
+        layout: PassLayout,
+        first: int,
+        last: int,
+        read: Tensor | None,
+        taps: Mapping[int, Tensor] | None,
+        firsts: Tensor | None = None,
+    ) -> None:
         code = native.library()
         assert code is not None
-        arguments, _references = self.arguments(x, store, layout, first, last, read)
+        arguments, _references = self.arguments(x, store, layout, first, last, read, firsts)
         if taps:
             addresses = (c_void_p * last)(*(native.at(taps.get(index)) for index in range(last)))
             arguments.taps = ctypes.addressof(addresses)
@@ -100,15 +124,24 @@ class NativePass:
         return size
 
     def arguments(
-        self, x: Tensor, store: Tensor, layout: PassLayout, first: int, last: int, read: Tensor | None = None
+        self,
+        x: Tensor,
+        store: Tensor,
+        layout: PassLayout,
+        first: int,
+        last: int,
+        read: Tensor | None = None,
+        firsts: Tensor | None = None,
     ) -> tuple[_Pass, object]:
-        """The arguments of one pass, and references that must be kept until it has run."""
+        """The arguments of one pass, and references that must be kept until it has run. `firsts` [B + 1]: the layout is
+        that of one row with the tokens of all rows, whose first ones these are."""
         threads = torch.get_num_threads()
         positions = layout.positions.contiguous()
         mask = None if layout.mask is None else layout.mask.contiguous()
         slots = None if layout.slots is None else layout.slots.contiguous()
         angles = self._angles[self.factors.long]  # another thread may replace them meanwhile
-        rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
+        rows, reach = store.shape[1], angles.shape[1]
+        count = positions.shape[1] if firsts is None else int(firsts.diff().max())
         workspace = native.work(self.workspace_size(len(x), layout.columns))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         arguments = _Pass(
@@ -122,11 +155,12 @@ class NativePass:
                 workspace,
                 native.at(read),
                 None,
+                native.at(firsts),
             ),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * layout.columns),
             *(layout.start or 0, rows, count, layout.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
-        return arguments, (positions, mask, slots, angles)
+        return arguments, (positions, mask, slots, angles, firsts)
 
     def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm of states x [N, D] in 32 bits -> 16 bits."""
@@ -134,6 +168,26 @@ class NativePass:
         assert code is not None
         code.outrider_normed(x.data_ptr(), weight.data_ptr(), *x.shape, self._shape.eps, out.data_ptr())
         return out
+
+
+def _packed(layout: PassLayout, rows: int) -> tuple[Tensor, PassLayout, Tensor]:
+    """The live tokens among those of all rows [N], their layout as one row, and the first token of each row [B + 1]."""
+    live, count = layout.live, layout.positions.shape[1]
+    assert live is not None
+    index = live.flatten().nonzero()[:, 0]
+    slots = layout.slots
+    if slots is None:
+        assert layout.start is not None
+        slots = torch.arange(layout.start, layout.start + count)
+    mask = layout.mask
+    if mask is not None:
+        mask = mask[0, index % count][None] if len(mask) == 1 else mask.flatten(0, 1).index_select(0, index)[None]
+
+    def of_index(part: Tensor) -> Tensor:
+        return part.expand(rows, -1).flatten().index_select(0, index)[None]
+
+    packed = PassLayout(of_index(layout.positions), layout.columns, mask, None, of_index(slots))
+    return index, packed, torch.nn.functional.pad(live.sum(1).cumsum(0), (1, 0)).int()
 
 
 def native_pass(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> NativePass | None:

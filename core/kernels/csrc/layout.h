@@ -44,6 +44,9 @@ struct Pass {
     uint8_t* work;
     const bf16* read;   // [rows count, into] attention's input, or null: x, normed
     bf16* const* taps;  // for each layer where to copy its output [rows count, width], or null
+    // [rows + 1] the first token of each row, and the number of tokens; or null: each row has `count`. If given, x,
+    // positions, slots and mask [tokens, ...] are those of the tokens, and no row has more than `count`.
+    const int32_t* firsts;
     int64_t position_stride, mask_stride, start;  // the strides are 0 if rows share positions or mask
     int32_t rows, count, columns, reach, first, last, threads, small;  // small: the store holds 8-bit slots
 };

@@ -171,7 +171,15 @@ int64_t outrider_work(const Shape* s, int32_t tokens, int64_t columns, int32_t t
 void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     const Shape& s = *shape;
     const Pass& p = *pass;
-    const int tokens = p.rows * p.count, group = s.heads / s.kv, spread = s.heads * s.dim,
+    const auto first_of = [&](int row) { return p.firsts ? p.firsts[row] : row * p.count; };
+    const auto row_of = [&](int token) {
+        return p.firsts ? int(std::upper_bound(p.firsts, p.firsts + p.rows, token) - p.firsts) - 1 : token / p.count;
+    };
+    const auto mask_of = [&](int row, int token) {
+        return p.firsts ? p.mask + int64_t(token) * p.columns
+                        : p.mask + row * p.mask_stride + int64_t(token % p.count) * p.columns;
+    };
+    const int tokens = first_of(p.rows), group = s.heads / s.kv, spread = s.heads * s.dim,
               all = spread + 2 * s.kv * s.dim;
     const int64_t rows = padded(tokens, 16), widest = std::max({s.width, spread, s.into});
     Arena arena{p.work};
@@ -194,8 +202,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
         for (int m = me; m < tokens; m += threads) {
             runs[m] = counts[m] = p.columns;
             if (p.mask)
-                counted(p.mask + m / p.count * p.mask_stride + int64_t(m % p.count) * p.columns, p.columns, runs[m],
-                        counts[m]);
+                counted(mask_of(row_of(m), m), p.columns, runs[m], counts[m]);
         }
         for (int index = p.first; index < p.last; index++) {
             const Layer& layer = layers[index];
@@ -216,15 +223,15 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                 uint8_t* const here = p.store + index * p.layer_stride;
                 for (int task = me; task < tokens * s.kv;
                      task += threads) {  // a token's queries, key and value of one head
-                    const int m = task / s.kv, kv = task % s.kv, row = m / p.count, q = m % p.count;
-                    int64_t position = p.positions[row * p.position_stride + q];
+                    const int m = task / s.kv, kv = task % s.kv, row = row_of(m), q = m - first_of(row);
+                    int64_t position = p.positions[p.firsts ? m : row * p.position_stride + q];
                     position = std::min<int64_t>(std::max<int64_t>(position, 0), p.reach - 1);
                     const float *c = p.cosine + position * (s.dim / 2), *sn = p.sine + position * (s.dim / 2);
                     float* token = qkv + int64_t(m) * all;
                     for (int g = kv * group; g < (kv + 1) * group; g++)
                         rotated(token + g * s.dim, layer.qk_norm ? layer.qk_norm + g * s.dim : nullptr, s.dim, s.eps, c,
                                sn, queries + int64_t(m) * spread + g * s.dim);
-                    const int64_t slot = p.slots ? p.slots[int64_t(row) * p.count + q] : p.start + q;
+                    const int64_t slot = p.slots ? p.slots[m] : p.start + q;
                     uint8_t* const to = here + row * p.row_stride + kv * p.head_stride + slot * p.slot_stride;
                     uint8_t* const beside = to + s.kv * p.head_stride;
                     bf16* const key = p.small ? own.queries : (bf16*)to;
@@ -242,12 +249,13 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                 configured.to(std::min((p.count + parts - 1) / parts, together) * group);
                 for (int task = me; task < p.rows * s.kv * parts; task += threads) {
                     const int row = task / (s.kv * parts), kv = task / parts % s.kv, part = task % parts,
-                              q = int64_t(part) * p.count / parts, some = int64_t(part + 1) * p.count / parts - q,
-                              m = row * p.count + q;
+                              count = first_of(row + 1) - first_of(row), q = int64_t(part) * count / parts,
+                              some = int64_t(part + 1) * count / parts - q, m = first_of(row) + q;
+                    if (!some) continue;
                     for (int head = kv * group; head < (kv + 1) * group; head += most) {
                         const uint8_t* keys = here + row * p.row_stride + kv * p.head_stride;
                         const int64_t at = int64_t(m) * spread + head * s.dim;
-                        const uint8_t* mask = p.mask ? p.mask + row * p.mask_stride + int64_t(q) * p.columns : nullptr;
+                        const uint8_t* mask = p.mask ? mask_of(row, m) : nullptr;
                         const Group task_group{some, std::min(most, (kv + 1) * group - head), s.dim,
                                                queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
                                                p.slot_stride, mask, p.columns, runs + m, counts + m};
