@@ -65,10 +65,10 @@ class Grammars:
             error = notes[0] if notes else "it is invalid"
             hint = next((_HINTS[part] for part in _HINTS if part in error), "")
             raise InvalidOption(f"the {what} can't be used: {_short(error)}{hint}")
-        matcher = _library().LLMatcher(tokenizer, source, log_level=0)
+        matcher = _library().LLMatcher(tokenizer, _unforced(source), log_level=0)
         if matcher.is_error():
             raise InvalidOption(f"the {what} can't be used: {_short(matcher.get_error())}")
-        return Grammar(matcher, self._end, vocabulary)
+        return Grammar(matcher, tokenizer, self._end, vocabulary)
 
     def _tokenizer(self, vocabulary: int) -> LLTokenizer:
         if not self._end:
@@ -87,19 +87,19 @@ class Grammars:
 class Grammar:
     """A constraint by a grammar; the output may end where a text of the grammar does."""
 
-    def __init__(self, matcher: LLMatcher, end: tuple[int, ...], vocabulary: int) -> None:
-        self._matcher, self._end, self._vocabulary = matcher, end, vocabulary
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end: tuple[int, ...], vocabulary: int) -> None:
+        self._matcher, self._more = matcher, (tokenizer, end, vocabulary)
 
     def start(self) -> _Place:
-        return _Place(self._matcher.deep_copy(), self._end, self._vocabulary)
+        return _Place(self._matcher.deep_copy(), *self._more)
 
 
 class _Place:
     """Masks and forced tokens are worked out on copies: the library leaves parts of them in a matcher that goes back
     afterwards, and its next masks then hold tokens that may not follow."""
 
-    def __init__(self, matcher: LLMatcher, end: tuple[int, ...], vocabulary: int) -> None:
-        self._matcher, self._end, self._vocabulary = matcher, end, vocabulary
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, end: tuple[int, ...], vocabulary: int) -> None:
+        self._matcher, self._tokenizer, self._end, self._vocabulary = matcher, tokenizer, end, vocabulary
         self._ended = False  # an end token has been read, which the matcher is not told
 
     def advance(self, token: int) -> bool:
@@ -127,15 +127,27 @@ class _Place:
     def forced(self) -> list[int]:
         if self._ended:
             return []
-        matcher = self._matcher.deep_copy()
-        tokens: list[int] = matcher.compute_ff_tokens()
-        if not tokens and matcher.is_stopped():
-            return [self._end[0]]
-        return tokens
+        matcher, tokenizer = self._matcher.deep_copy(), self._tokenizer
+        tokens: list[int]
+        tokens, rest = tokenizer.tokenize_partial(matcher.compute_ff_bytes())
+        whole = [*tokens, *tokenizer.tokenize_bytes(rest)]  # `rest` is written otherwise if more follows
+        ends = matcher.try_consume_tokens(whole) == len(whole) and matcher.is_stopped()
+        return [*whole, self._end[0]] if ends else tokens
 
     @property
     def complete(self) -> bool:
         return self._ended or bool(self._matcher.is_accepting())
+
+
+def _unforced(source: str) -> str:
+    """The same grammar with masks of all tokens that may follow: where the text is certain, the library's masks else
+    have only the token that its tokenizer would write, though the grammar reads others, and so the law of the output
+    would depend on whether a mask was asked for."""
+    text = source  # Lark, or JSON around it or around a schema
+    if source.lstrip().startswith("{"):
+        (grammar,) = json.loads(source)["grammars"]
+        text = grammar["lark_grammar"] or f"start: %json {json.dumps(grammar['json_schema'])}"
+    return text + '\n%llguidance {"no_forcing": true}\n'
 
 
 def _check(matcher: LLMatcher) -> None:

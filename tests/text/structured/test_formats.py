@@ -140,6 +140,34 @@ def test_masks_are_those_of_the_library_along_any_path(lm: TextModel) -> None:
     assert walker.reach(ids[:1]) and walker.cursor.forced()[0] == ids[1]
 
 
+@pytest.mark.parametrize("way", ["schema", "regex", "grammar"])
+def test_a_mask_has_the_tokens_that_the_grammar_reads(smollm2: TextModel, way: str) -> None:
+    """Where the text is certain too, in whatever tokens it is written; there the library would force its own."""
+    text = {
+        "schema": '{"name": "ab", "tags": ["cat", "dog"], "old": true}',
+        "regex": "yes, abcd.",
+        "grammar": "12, 3, 45",
+    }
+    grammar, vocabulary = smollm2.sampling(Options(**WAYS[way]), 49152).constraint, 49152
+    assert grammar is not None
+    ids, choices = smollm2.tokens.encode(text[way], special=False), 0
+    for length in range(len(ids) + 1):
+        cursor, words = grammar.start(), np.zeros(vocabulary // 32, dtype=np.int32)
+        assert all(cursor.advance(token) for token in ids[:length])
+        cursor.fill(words)
+        allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+        for token in range(vocabulary):
+            if read := cursor.advance(token):
+                cursor.retreat(1)
+            assert read == bool(allowed[token]), (length, token)
+        forced = cursor.forced()
+        choices += bool(forced) and allowed.sum() > 1
+        assert all(cursor.advance(token) for token in forced)
+        if forced and length < len(ids) and way == "schema":
+            assert forced[0] == ids[length]
+    assert choices or way != "schema"
+
+
 # A way through tokens of SmolLM2: 0 makes a mask, other numbers up to 8 go back by so many tokens, the rest are read.
 WAY = """
 107 18 34898 1799 1662 18 10079 1799 476 7979 1662 3 476 9712 1002 3 1662 109 2 476 21324 842 1002 476 16665 1662 4 1002
