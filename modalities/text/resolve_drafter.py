@@ -74,7 +74,8 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
     draft_model, drafter = options.draft_model, options.drafter
-    if draft_model is None and isinstance(drafter, str) and model.draft_model is not None:
+    own = drafter == AUTO.name and options.drafter_options and options.drafter_options.keys() <= AUTO.options.keys()
+    if draft_model is None and isinstance(drafter, str) and model.draft_model is not None and not own:
         method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
         if method.takes_draft_model and "model" not in options.drafter_options:
             draft_model = model.draft_model

@@ -38,6 +38,8 @@ def test_a_draft_model_is_named_in_the_call_or_when_loading(lm: TextModel, folde
     assert extra or called.trace.summary().tokens_per_pass == 2  # the same weights guess right, and cost as much
     assert loaded.generate(PROMPT, drafter="prompt-lookup", **RAW, **extra).tokens == plain.tokens
     assert loaded.generate(PROMPT, drafter=None, **RAW, **extra).trace.method == "plain"
+    other = loaded.generate(PROMPT, drafter_options={"drafters": ["prompt-lookup"]}, **RAW, **extra)
+    assert other.trace.method == "auto" and other.tokens == plain.tokens, "options of auto's own ask for auto"
     tree = lm.generate(PROMPT, drafter="dynamic-tree", draft_model=loaded, num_draft_tokens=3, **RAW, **extra)
     assert tree.tokens == plain.tokens and max(len(step.drafted) for step in tree.trace.steps) == 3
 
