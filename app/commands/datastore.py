@@ -35,7 +35,7 @@ def build(
         raise InvalidOption("there are no files; give text files, or folders that hold .txt, .md, .rst or .py files")
     if not output.absolute().parent.is_dir():
         raise InvalidOption(f"{output} can't be written: {output.absolute().parent} is not a folder")
-    store = stores.build(Tokens.load(find(model)[0]), sources)
+    store = stores.build(Tokens.load(find(model, dtype=None)[0]), sources)
     store.save(output)
     print(f"{output}: {len(store):,} tokens of {len(sources)} files; use it with --drafter rest")
 

@@ -168,5 +168,5 @@ def _names(ids: list[int], wanted: str | None, model: object) -> dict[str, str]:
     from outrider.text.loading import find
     from outrider.text.tokenizer import Tokens
 
-    tokens = Tokens.load(find(wanted or str(model))[0])
+    tokens = Tokens.load(find(wanted or str(model), dtype=None)[0])
     return {str(token): tokens.piece(token)[:200] for token in ids}

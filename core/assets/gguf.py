@@ -70,10 +70,9 @@ def fingerprint(file: Path) -> str:
     return f"{file.stem[:60]}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
-def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
-    """Write safetensors in this dtype (float32 is lossless), config.json, generation_config.json, tokenizer.json and
-    tokenizer_config.json to a folder. With "int4" the layers' weights of 4 bits keep their integers, and the rest is in
-    bfloat16 (outrider.core.engine.quantization.published reads them)."""
+def convert(file: Path, folder: Path, dtype: str | None = "float32") -> None:
+    """Write configs, tokenizer and, unless `dtype` is None, safetensors in it (float32 is lossless) to a folder. "int4"
+    keeps the integers of layers' weights of 4 bits; the rest is in bfloat16 (see engine.quantization.published)."""
     try:
         header = _Header(file)
         config = _config(header) | ({"quantization_config": {"quant_method": "gguf"}} if dtype == "int4" else {})
@@ -93,7 +92,8 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
     _write(folder / "generation_config.json", special)
     _write(folder / "config.json", config | special)
     try:
-        _save(file, header, config, folder, dtype)
+        if dtype is not None:
+            _save(file, header, config, folder, dtype)
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         raise _malformed(file, error) from None
 

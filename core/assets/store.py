@@ -96,13 +96,14 @@ def _try_sources(asset: Asset, folder: Path) -> None:
     raise AssetError(f"{asset.name} could not be fetched. " + ". ".join(errors))
 
 
-def convert_gguf(file: Path, dtype: str = "float32") -> Path:
-    """The folder of safetensors, config and tokenizer converted from a GGUF file, cached for each precision."""
+def convert_gguf(file: Path, dtype: str | None = "float32") -> Path:
+    """The folder of safetensors, config and tokenizer converted from a GGUF file, cached for each precision; without
+    the safetensors for None."""
     from outrider.core.assets import gguf
 
     if not file.is_file():
         raise AssetError(f"there is no file {file}")
-    folder = cache_folder() / "converted" / f"{gguf.fingerprint(file)}-{dtype}"
+    folder = cache_folder() / "converted" / f"{gguf.fingerprint(file)}-{dtype or 'tokenizer'}"
     return _converted(folder, partial(gguf.convert, file, dtype=dtype))
 
 

@@ -127,8 +127,9 @@ def companion(model: TextModel, source: str) -> TextModel:
     return load(name, device=model.device, dtype=dtype, drafting=True)
 
 
-def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
-    """A source's folder of safetensors, fetched or converted first if necessary, and the model's name."""
+def find(source: str | Path, *, dtype: str | None = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
+    """A source's folder of safetensors, fetched or converted first if necessary, and the model's name. With None for
+    `dtype` no weights are converted: for its tokenizer."""
     known = [name for name, asset in store.ASSETS.items() if asset.language_model]
     if str(source) in known:
         folder = store.fetch(str(source))

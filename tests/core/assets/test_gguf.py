@@ -101,6 +101,14 @@ def test_weights_and_config_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert ours == checkpoints.parse_config(TINY.CONFIG)
 
 
+def test_a_tokenizer_alone_needs_no_weights(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf")
+    folder, whole = convert_gguf(path, None), convert_gguf(path)
+    names = {each.name for each in folder.iterdir()}
+    assert names == {each.name for each in whole.iterdir() if each.suffix == ".json" and "index" not in each.name}
+    assert (whole / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+
+
 def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.core.assets import gguf as ours
 
