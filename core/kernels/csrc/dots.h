@@ -82,22 +82,18 @@ inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, int c
 struct Stretch {
     const uint8_t* tiles[2];
     int depth;
-    const bf16* inputs;   // [depth][rows][32]
-    const float* totals;  // [rows][depth], for 4 bits
-    int64_t ahead;        // prefetch distance at the start, in bytes
-    int64_t pace;         // bytes prefetched per pair of inputs
+    const bf16* inputs;  // [depth][rows][32]
+    int64_t ahead;       // prefetch distance at the start, in bytes
+    int64_t pace;        // bytes prefetched per pair of inputs
 };
 
-// Computes sums [rows][16] of each side. Each sum is one chain of additions in the order of inputs (in 4 bits, of
-// scaled tile sums), whatever the number of rows.
+// Computes sums [rows][16] of each side. Each sum is one chain of additions in the order of inputs, whatever the number
+// of rows.
 template <int bits, int rows>
 void chained(const Stretch& s, float* const (&sums)[2]) {
     Sixteen chains[2][rows];
-    const auto clear = [&] {
-        for (auto& side : chains)
-            for (auto& sum : side) sum = zero();
-    };
-    clear();
+    for (auto& side : chains)
+        for (auto& sum : side) sum = zero();
     const int32_t* a = (const int32_t*)s.inputs;
     const char *soon = (const char*)s.tiles[0] + s.ahead, *beside = (const char*)s.tiles[1] + s.ahead;
     for (int k = 0; k < s.depth; k++, a += 16 * rows) {
@@ -115,19 +111,8 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
                 chains[1][m] = dotted(chains[1][m], a[16 * m + i], last);
             }
         }
-        if (bits > 4) continue;
-        for (int side = 0; side < 2; side++) {
-            const bf16* numbers = (const bf16*)(here[side] + 256);
-            const Sixteen scale = load(numbers), offset = load(numbers + 16);
-            for (int m = 0; m < rows; m++) {
-                float* const sum = sums[side] + 16 * m;
-                const Sixteen with = fma(chains[side][m], scale, k ? load(sum) : zero());
-                store(sum, fma(offset, same(s.totals[m * s.depth + k]), with));
-            }
-        }
-        clear();
     }
-    for (int side = 0; bits > 4 && side < 2; side++)
+    for (int side = 0; side < 2; side++)
         for (int m = 0; m < rows; m++) store(sums[side] + 16 * m, chains[side][m]);
 }
 
@@ -162,7 +147,6 @@ void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
         rows = together(count - from);
         kKernels[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});
         s.inputs += 32 * s.depth * rows;
-        s.totals += s.depth * rows;
     }
 }
 

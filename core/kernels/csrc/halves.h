@@ -1,4 +1,5 @@
-// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available.
+// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available. Without tiles, products of 4-bit
+// weights are in fours.h.
 
 #pragma once
 
@@ -17,6 +18,12 @@ constexpr int kQueries = 48;   // number of queries that take as long as transpo
 constexpr bool kInOrder = false;  // sums add pairs of products
 bool tiles_ready = false;
 typedef __m512i Numbers;  // 32 numbers in 16 bits
+
+}  // namespace
+
+#include "fours.h"
+
+namespace {
 
 // Detects the processor: 0 unsupported, 1 AVX-512 BF16, 2 also AMX tiles (if `wanted`).
 inline int readied(bool wanted) {
@@ -120,9 +127,11 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
     const uint8_t* const tiles[2] = {w.tiles + int64_t(blocks[0]) * depth * record(bits),
                                      w.tiles + int64_t(blocks[1]) * depth * record(bits)};
     if (!tiles_ready) {
-        const bf16* const inputs = (const bf16*)(own.sums + (bits == 4 ? count * depth : 0));
         const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
-        chained<bits>({{tiles[0], tiles[1]}, depth, inputs, own.sums}, next, count, sums);
+        if constexpr (bits == 4)
+            multiplied(tiles, depth, (const Rounded*)own.sums, count, own.unpacked, sums);
+        else
+            chained<bits>({{tiles[0], tiles[1]}, depth, (const bf16*)own.sums}, next, count, sums);
         for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
         return;
     }
@@ -213,15 +222,18 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// Writes the sum of every 32 inputs, which the offsets of 4-bit weights multiply; then, without AMX, the inputs in the
-// layout of Stretch::inputs.
+// Writes what products read: without AMX the inputs in the layout of Stretch::inputs, for 4-bit weights rounded
+// [depth][count]; with AMX beside the inputs the sums of every 32, which the offsets of 4-bit weights multiply.
 void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
-    for (int m = 0; w.bits == 4 && m < count; m++)
-        for (int k = 0; k < w.in / 32; k++) {
+    const int depth = w.in / 32;
+    if (!tiles_ready && w.bits > 4) return laid_out(a, stride, depth, count, (bf16*)to);
+    for (int k = 0; k < depth && !tiles_ready; k++)
+        for (int m = 0; m < count; m++) ((Rounded*)to)[k * count + m] = rounded(a + m * stride + 32 * k);
+    for (int m = 0; m < count && tiles_ready && w.bits == 4; m++)
+        for (int k = 0; k < depth; k++) {
             const bf16* here = a + m * stride + 32 * k;
             *to++ = added(add(load(here), load(here + 16)));
         }
-    if (!tiles_ready) laid_out(a, stride, w.in / 32, count, (bf16*)to);
 }
 
 // Numbers d to d + 31 of a slot; 8-bit numbers are unscaled.

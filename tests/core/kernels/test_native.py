@@ -79,7 +79,7 @@ def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def rounds(way: str) -> bool:
     """Whether inputs of 4-bit weights are rounded to 8 bits."""
-    return way == "avx2" or not native.halves()
+    return way != "tiles" or not native.halves()
 
 
 def rounded(x: Tensor) -> Tensor:
