@@ -58,6 +58,7 @@ def schemas(
         )
     )
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "seed": seed}
+    settings |= {"drafters": names, "num_draft_tokens": num_draft_tokens}
     report = {"machine": machine(), "versions": versions(), "settings": settings, "rows": summary(outcomes)}
     if json_file is not None and str(json_file) != "-":
         write_atomically(json_file, json.dumps(report, indent=2) + "\n")

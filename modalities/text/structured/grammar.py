@@ -127,12 +127,10 @@ class _Place:
     def forced(self) -> list[int]:
         if self._ended:
             return []
-        matcher, tokenizer = self._matcher.deep_copy(), self._tokenizer
-        tokens: list[int]
-        tokens, rest = tokenizer.tokenize_partial(matcher.compute_ff_bytes())
-        whole = [*tokens, *tokenizer.tokenize_bytes(rest)]  # `rest` is written otherwise if more follows
-        ends = matcher.try_consume_tokens(whole) == len(whole) and matcher.is_stopped()
-        return [*whole, self._end[0]] if ends else tokens
+        matcher = self._matcher.deep_copy()
+        tokens: list[int] = self._tokenizer.tokenize_bytes(matcher.compute_ff_bytes())
+        ends = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_stopped()
+        return [*tokens, self._end[0]] if ends else tokens
 
     @property
     def complete(self) -> bool:
