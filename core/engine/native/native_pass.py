@@ -82,34 +82,20 @@ class NativePass:
         """Run layers `first` to `last` - 1 on states x [N, D] in 32 bits, in place, and write keys and values to the
         store. Attention reads `read` [N, input size] instead of the normed states if given. The output states of the
         layers in `taps` are copied to its tensors. Tokens that are not live are left out; their states become 0."""
+        index, firsts, some, tapped = None, None, x, taps
         if layout.live is not None and read is None:
-            index, packed, firsts = _packed(layout, store.shape[1])
-            states = {tap: to[: len(index)] for tap, to in (taps or {}).items()}
-            some = x.index_select(0, index)
-            self._run(some, store, packed, first, last, None, states, firsts)
-            for whole, part in ((x, some), *((to, states[tap].clone()) for tap, to in (taps or {}).items())):
-                whole.zero_().index_copy_(0, index, part)
-            return
-        self._run(x, store, layout, first, last, read, taps)
-
-    def _run(
-        self,
-        x: Tensor,
-        store: Tensor,
-        layout: PassLayout,
-        first: int,
-        last: int,
-        read: Tensor | None,
-        taps: Mapping[int, Tensor] | None,
-        firsts: Tensor | None = None,
-    ) -> None:
+            index, layout, firsts = _packed(layout, store.shape[1])
+            some, tapped = x.index_select(0, index), {tap: to[: len(index)] for tap, to in (taps or {}).items()}
         code = native.library()
         assert code is not None
-        arguments, _references = self.arguments(x, store, layout, first, last, read, firsts)
-        if taps:
-            addresses = (c_void_p * last)(*(native.at(taps.get(index)) for index in range(last)))
+        arguments, _references = self.arguments(some, store, layout, first, last, read, firsts)
+        if tapped:
+            addresses = (c_void_p * last)(*(native.at(tapped.get(layer)) for layer in range(last)))
             arguments.taps = ctypes.addressof(addresses)
         code.outrider_run(*self.addresses, ctypes.addressof(arguments))
+        if index is not None:
+            for whole, part in ((x, some), *((to, to[: len(index)].clone()) for to in (taps or {}).values())):
+                whole.zero_().index_copy_(0, index, part)
 
     @property
     def addresses(self) -> tuple[int, int]:
