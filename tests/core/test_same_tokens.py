@@ -3,7 +3,7 @@ drafter but those that choose by the number of rows.
 
 The default run draws a few requests for the drafters with code of their own for one row, many rows or both. The whole
 table, `OUTRIDER_REQUESTS=500 pytest tests/core/test_same_tokens.py -m ""`, takes hours of one core; in it is SmolLM2,
-too, in 16 bits, with the heads and inputs that users get (`-k smollm2`).
+too, in 16 bits or in OUTRIDER_DTYPE, with the heads and inputs that users get (`-k smollm2`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def network(eps: float = 1e-6) -> Any:
 def smollm2() -> TextModel:
     from outrider import text
 
-    return text.load("smollm2-135m", dtype="bfloat16")
+    return text.load("smollm2-135m", dtype=os.environ.get("OUTRIDER_DTYPE", "bfloat16"))
 
 
 def table(blur: float = 0.0) -> TableTarget:
