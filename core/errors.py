@@ -11,7 +11,11 @@ from urllib.parse import unquote
 
 
 class OutriderError(Exception):
-    """Base class of errors whose message is written for the user."""
+    """Base class of errors whose message is written for the user. It is one line: what can't be printed, such as a line
+    break in a name of someone's file, is escaped."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in str(message)))
 
 
 class InvalidOption(OutriderError):

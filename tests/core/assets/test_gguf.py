@@ -245,6 +245,14 @@ def test_what_is_not_read_is_named_and_leaves_nothing(
     assert not [path for path in (cache / "converted").rglob("*") if path.is_file()]
 
 
+def test_a_name_with_a_line_break_leaves_the_error_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"blk.0.attn_q.weight", b"blk\n0.\x1b[31m.weights", 1))
+    with pytest.raises(GgufError) as error:
+        convert_gguf(path, "float32")
+    assert "blk\\n0" in str(error.value) and str(error.value).isprintable()
+
+
 def test_a_file_that_is_cut_short_or_no_gguf_is_one_error(tmp_path: Path, cache: Path) -> None:
     whole = write(tmp_path / "m.gguf").read_bytes()
     for size in (0, 3, 20, 1000, len(whole) // 2, len(whole) - 100):
