@@ -252,7 +252,7 @@ def bark(seed: int = 0, layers: int = 2, meanings: int = 12, codes: int = 8) -> 
         codec_config={"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "upsampling_ratios": [2, 2]},
     )
     made = sharpened(BarkModel(config))
-    made.generation_config.codebook_size = codes
+    vars(made.generation_config).update(_from_model_config=False, codebook_size=codes)  # else the rest is not loaded
     made.generation_config.semantic_config = {
         "eos_token_id": meanings,
         "semantic_pad_token": meanings,

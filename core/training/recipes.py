@@ -92,17 +92,18 @@ class Shelf:
         """The folder of a recipe's training run for a published model."""
         return cache_folder() / "training" / self.package.rpartition(".")[2] / model.replace("/", "--") / name
 
-    def weights_for(self, model: str, name: str, folder: Path | None = None) -> Path:
-        """The file of a recipe's weights for a published model: in `folder` if given, else where they are trained."""
-        path = (folder or self.home_for(model, name)) / f"{short(name)}.safetensors"
+    def weights_for(self, model: str, name: str, folder: Path | None = None, stage: str = "") -> Path:
+        """The file of a recipe's weights for a stage of a published model: in `folder` if given, else where they are
+        trained."""
+        path = (folder or self.home_for(model, name)) / stage / f"{short(name)}.safetensors"
         if path.is_file() and path.with_suffix(".json").is_file():
             return path
         command = f"outrider train {name} --model {shlex.quote(model)} --prompts FILE"
         raise NoWeights(f"there are no weights of {short(name)} for {model}; train them with `{command}`")
 
-    def has_for(self, model: str, name: str, folder: Path | None = None) -> bool:
+    def has_for(self, model: str, name: str, folder: Path | None = None, stage: str = "") -> bool:
         try:
-            return self.weights_for(model, name, folder).is_file()
+            return self.weights_for(model, name, folder, stage).is_file()
         except NoWeights:
             return False
 

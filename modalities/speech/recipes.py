@@ -174,9 +174,9 @@ def draft_head(name: str, target: Any, folder: Path | None = None) -> DraftHead:
     return load_trained(weights(PREFIX + name, folder), KINDS, target)
 
 
-def published_head(name: str, target: Any, model: str, folder: Path | None = None) -> DraftHead:
-    """The draft head that a recipe, named without its prefix, trained for a published model."""
-    return load_trained(SHELF.weights_for(model, PREFIX + name, folder), KINDS, target)
+def published_head(name: str, target: Any, model: str, folder: Path | None = None, stage: str = "") -> DraftHead:
+    """The draft head that a recipe, named without its prefix, trained for a stage of a published model."""
+    return load_trained(SHELF.weights_for(model, PREFIX + name, folder, stage), KINDS, target)
 
 
 def published_kind(recipe: Recipe) -> Callable[..., DraftHead]:

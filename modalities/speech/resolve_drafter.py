@@ -53,9 +53,11 @@ def listed_drafters(
     heads: bool = True,
     folder: Path | None = None,
     published: str | None = None,
+    stages: Sequence[str] = ("",),
 ) -> Listing:
     """The same, or those of `names`, with what each needs and lacks. `draft`: is there a smaller model? `heads`: are
-    there trained heads? `folder`: of weights of one's own. `published`: the name of a published model."""
+    there trained heads? `folder`: of weights of one's own. `published`: the name of a published model, whose heads have
+    these `stages`."""
 
     def missing_inputs(method: Method) -> tuple[str, ...]:
         missing = []
@@ -69,7 +71,7 @@ def listed_drafters(
             elif small:
                 there, remedy = draft, "load(..., draft_model=...)"
             else:
-                there = recipes.SHELF.has_for(published, recipe, folder)
+                there = all(recipes.SHELF.has_for(published, recipe, folder, stage) for stage in stages)
                 remedy = f"`outrider train {recipe} --model ... --prompts FILE`"
             missing += [] if there else [f"{option}=..., {kind}: {remedy}"]
         return tuple(missing)

@@ -27,11 +27,13 @@ from outrider.core.testing.conformance import (
     Case,
     SequenceDistribution,
     enumerate_output,
+    random_draft_head,
     target_distribution,
     total_variation,
     trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
+from outrider.core.tree import Tree
 from outrider.core.vocab_mask import RepeatingRanges, frame_tokens, frames
 from tests.turns import takes_turn
 
@@ -40,19 +42,19 @@ CONDITIONS = ([2], [1, 0])  # ids of the inner model that stand before each row
 ROOTS = ([0], [1])  # in place of each condition's last
 
 
-def say(independent: bool, seed: int = 5) -> Any:
-    """A small decoder along depth: what a state and the codes before say of the next book."""
+def depth(independent: bool, seed: int = 5) -> tuple[Any, Tensor]:
+    """A small decoder along depth: from a state and the codes before, the state of the next book; and its rows."""
     made = torch.Generator().manual_seed(seed)
     heads = torch.randn(3, 8, CODES, generator=made, dtype=torch.float64)
     seen = torch.randn(3, CODES, 8, generator=made, dtype=torch.float64)
 
-    def speak(states: Tensor, codes: Tensor, count: Tensor) -> Tensor:
+    def deeper(states: Tensor, codes: Tensor, count: Tensor) -> Tensor:
         x = states.double() * 0.5
         for book in range(0 if independent else codes.shape[1]):
             x = x + seen[book][codes[:, book]] * (count > book)[:, None]
-        return torch.einsum("qd,qdv->qv", x.tanh() * 1.5, heads[count])
+        return x.tanh() * 1.5
 
-    return speak
+    return deeper, heads.transpose(1, 2)
 
 
 class Reading(TableTarget):
@@ -88,7 +90,8 @@ class Reading(TableTarget):
 def framed(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> FrameTarget:
     store = FrameStore(len(CONDITIONS) + 1, books)
     inner = Reading(store, seed=1, blur=blur)
-    return FrameTarget(inner, store, books, CODES, say(independent, seed=5 + int(blur > 0)))
+    deeper, heads = depth(independent, seed=5 + int(blur > 0))
+    return FrameTarget(inner, store, books, CODES, deeper, heads[:books])
 
 
 class Many(Guided):
@@ -119,7 +122,7 @@ def target(books: int, independent: bool = False, blur: float = 0.0, guidance: f
 def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDistribution:
     """The distribution of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame
     held."""
-    speak, found = say(independent), {}
+    (deeper, heads), found = depth(independent), {}
     store = FrameStore(len(CONDITIONS) + 1, books)
     table = Reading(store, seed=1)
     for codes in itertools.product(range(CODES), repeat=length):
@@ -132,7 +135,8 @@ def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDis
             state = table.score(Draft.empty(1)).hidden["last"][:, 0]
             part = torch.zeros(1, books - 1, dtype=torch.long)
             part[0, :book] = torch.tensor(codes[frame * books : place], dtype=torch.long)
-            chance *= float(speak(state, part, torch.tensor([book])).softmax(-1)[0, codes[place]])
+            logits = deeper(state, part, torch.tensor([book])) @ heads[book].T
+            chance *= float(logits.softmax(-1)[0, codes[place]])
         tokens = tuple(place % books * CODES + code for place, code in enumerate(codes))
         found[tokens] = found.get(tokens, 0.0) + chance
     return found
@@ -235,6 +239,41 @@ def test_under_guidance_too() -> None:
     assert distance(2, False, Token(), drafter, guidance=2.0) < 1e-12
 
 
+# ---- draft heads
+
+
+def test_one_output_layer_has_the_distributions_of_all_codebooks() -> None:
+    """From the states of a prompt and from those of a draft, which are the same."""
+    frames_of = framed(2)
+    codes = frame_tokens([[0, 2], [1, 1], [2, 0]], CODES)[:5]
+    prompt = [frames_of.vocabulary + 1, frames_of.vocabulary, *codes]
+    read = frames_of.begin([[*prompt, 0], prompt[:4]], Sampling(), frozenset({"last"})).hidden["last"]
+    frames_of.begin([prompt[:2]], Sampling(), frozenset({"last"}))
+    chain = torch.tensor([codes])
+    scores = frames_of.score(Draft.guess(chain, Tree.chain(len(codes)), chain >= 0))
+    drafted = scores.hidden["last"][0]
+    torch.testing.assert_close(read[0, 1:], drafted)
+    torch.testing.assert_close(read[1, :3], read[0, :3])
+    wanted, inside = scores.logits()[0], torch.arange(6) // CODES == (torch.arange(6) % 2)[:, None]
+    torch.testing.assert_close(
+        frames_of.network.logits(drafted).log_softmax(-1)[inside],
+        wanted.masked_fill(~inside, -torch.inf).log_softmax(-1)[inside],
+        atol=1e-9,
+        rtol=0,
+    )
+    with pytest.raises(InvalidOption, match="unknown hidden tap"):
+        frames_of.begin([prompt], Sampling(), frozenset({"layer.0"}))
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle3"])
+def test_whatever_head_drafts_the_law_stays(name: str, measured: Any) -> None:
+    taps = {"taps": ("last",)} if name == "eagle3" else {}
+    head = random_draft_head(DRAFTERS[name], framed(2), vocabulary=0, **taps)
+    off = distance(2, False, Exact(), partial(DRAFTERS[name].make, head))
+    measured("frames: total variation, exact rule", name=name, value=off)
+    assert off < 1e-12
+
+
 # ---- negative controls
 
 
@@ -273,7 +312,8 @@ def test_a_frame_taken_for_one_token_is_caught(measured: Any) -> None:
 def test_a_frame_forgotten_is_caught(measured: Any) -> None:
     def broken(books: int, independent: bool, guidance: float = 1.0) -> Many:
         store = FrameStore(len(CONDITIONS) + 1, books)
-        return Many(Forgetful(Reading(store, seed=1), store, books, CODES, say(independent)), guidance)
+        deeper, heads = depth(independent)
+        return Many(Forgetful(Reading(store, seed=1), store, books, CODES, deeper, heads[:books]), guidance)
 
     drafter = partial(trial_drafter, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
     off = distance(2, False, Exact(), drafter, broken)

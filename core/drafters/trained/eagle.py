@@ -177,7 +177,8 @@ class Eagle3Head(DraftHead):
     ) -> None:
         super().__init__()
         network = target.network
-        self.taps = tuple(taps) or spread(network.config.layers)
+        usual = (tap if tap in target.taps else "last" for tap in spread(network.config.layers))
+        self.taps = tuple(taps) or tuple(dict.fromkeys(usual))
         for tap in self.taps:
             if tap not in target.taps:
                 raise unknown("hidden tap", tap, target.taps)

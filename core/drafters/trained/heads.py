@@ -22,6 +22,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.kernels.native import Tiled
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
+_TWO = 2.22  # SiLU of it is 2
 PrefixCache = int | Sequence[int] | Tensor  # the ids that can be guessed, or how many of them; 0: all
 
 
@@ -58,6 +59,17 @@ class MedusaHeads(DraftHead):
         width = network.config.hidden_size
         self.first = Matrix(width, heads * width, bias=True, zero=True)  # of all heads
         self.more = nn.ModuleList(_steps(width, layers - 1) for _ in range(heads))
+
+    @torch.no_grad()
+    def take_turns(self, first: int, books: int) -> None:
+        """Begin with guesses of the codebooks that follow, where the columns of the states from `first` on are 1 for
+        the next token's and 0 for the others: head k adds 2 to that of the token k positions later."""
+        width = self.form.hidden_size
+        for k in range(self.depth):
+            for book in range(books):
+                later = (book + k + 1) % books
+                if later != book:
+                    self.first.weight[k * width + first + later, first + book] = _TWO
 
     def head(self, k: int, x: Tensor) -> Tensor:
         """The output of head k for states [..., D]."""

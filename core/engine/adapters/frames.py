@@ -1,29 +1,48 @@
 """Multi-codebook frames as a target over tokens: a frame is K consecutive tokens, one per codebook, in order.
 
-The frame model reads whole frames and has a state after each. From this state and the codes of the frame so far, the
-next codebook's distribution is computed, by a small depth decoder or by one head per codebook. A draft's token tree
-becomes a tree of the frames that its paths complete, which the model reads in one pass; incomplete frames are kept
-here. While no frame is completed, the state is known, so the codebooks within a frame cost no pass of the model. Code c
-of codebook k is the token k V + c; ids from K V on are conditions. Independent of sound."""
+The frame model reads whole frames and has a state after each. From this state and the codes of the frame so far, a
+small depth decoder computes the state before the next codebook (without one it is the frame's), and that codebook's
+output rows its distribution. A draft's token tree becomes a tree of the frames that its paths complete, which the model
+reads in one pass; incomplete frames are kept here. While no frame is completed, the state is known, so the codebooks
+within a frame cost no pass of the model. Code c of codebook k is the token k V + c; ids from K V on are conditions.
+
+For draft heads a token's state is the next codebook's, followed by one column a codebook that says which it is, so that
+one output layer over all tokens has these distributions. Independent of sound."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, one_hot, pad
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Outcome, Verdict
-from outrider.core.errors import InvalidOption
+from outrider.core.engine.linear import Dense
+from outrider.core.engine.network import Network
+from outrider.core.engine.types import Config
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
 from outrider.core.tree import Tree
 
-# states [Q, D], codes of the frame so far [Q, K - 1] (padded with 0) and their number [Q]
-# -> logits [Q, V] of the next codebook
-CodebookLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
+# states of frames [Q, D], codes of the frame so far [Q, K - 1] (padded with 0) and their number [Q]
+# -> states [Q, S] before the next codebook
+CodebookStates = Callable[[Tensor, Tensor, Tensor], Tensor]
+_APART = 30.0  # by which the output layer of draft heads has the logits of other codebooks below those of the next
+_COLUMNS = 32  # of which it has a multiple for the codebooks
+
+
+def _columns(books: int) -> int:
+    return -(-books // _COLUMNS) * _COLUMNS
+
+
+def first_turn(config: Config, books: int) -> int:
+    """The first of the columns that say which codebook is next, in the states of a frame target's network."""
+    return config.hidden_size - _columns(books)
 
 
 class FrameStore:
@@ -61,11 +80,12 @@ class _Plan:
 class FrameTarget:
     """A target over the tokens of frames with `books` codebooks of `codes` codes.
 
-    `inner` reads ids of `store` and has states at the tap "last"; `logits` computes a codebook's logits from them.
-    `depth_bytes`: the weights that `logits` reads.
+    `inner` reads ids of `store` and has states at the tap "last". `states` computes those before a codebook from them,
+    of which its rows in `heads` [V, S] make the logits; rows and columns that are left out are 0. `depth_bytes`: the
+    weights that `states` reads. `embedding` [K V, E]: the tokens' vectors, for draft heads.
     """
 
-    rollback = True
+    rollback, taps = True, ("last",)
 
     def __init__(
         self,
@@ -73,21 +93,56 @@ class FrameTarget:
         store: FrameStore,
         books: int,
         codes: int,
-        logits: CodebookLogits,
+        states: CodebookStates,
+        heads: Sequence[Tensor],
         *,
+        embedding: Callable[[], Tensor] | None = None,
         depth_bytes: int = 0,
     ) -> None:
-        if books < 1:
-            raise InvalidOption(f"books is {books}; a frame has 1 or more codebooks")
-        self.inner, self.store, self.books, self.codes, self._codebook_logits = inner, store, books, codes, logits
+        if books < 1 or len(heads) != books:
+            raise InvalidOption(f"books is {books}, with output rows for {len(heads)}; a frame has 1 or more codebooks")
+        self.inner, self.store, self.books, self.codes = inner, store, books, codes
+        self._codebook_states, self._heads, self._embedding = states, heads, embedding
+        self._needs = frozenset[str]()
         self.vocabulary, self.device = books * codes, inner.device
         self.weight_bytes = inner.weight_bytes + depth_bytes
+        self._width = max(head.shape[1] for head in heads)
+
+    @cached_property
+    def network(self) -> Network:
+        """What draft heads share, as a network without layers: the tokens' vectors and one output layer over their
+        states at the tap "last"."""
+        width, columns = self._width, _columns(self.books)
+        rows = self._heads[0].new_zeros(self.books, self.codes, width + columns)
+        for book, head in enumerate(self._heads):
+            rows[book, : len(head), : head.shape[1]] = head.detach()
+        which = torch.eye(self.books, columns, device=rows.device, dtype=rows.dtype)[:, None].expand(-1, self.codes, -1)
+        rows[..., width : width + self.books] = -_APART * (1 - which[..., : self.books])
+        vectors = torch.zeros_like(rows)
+        vectors[..., width:] = which
+        if self._embedding is not None:
+            given = self._embedding().detach()
+            vectors[..., : given.shape[1]] = given.view(self.books, self.codes, -1)
+        heads = max(width // 64, 1)
+        config = Config(
+            vocabulary=self.vocabulary,
+            hidden_size=width + columns,
+            layers=1,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads // 2 * 2,
+            intermediate_size=2 * width,
+            context=1 << 20,
+            tied=False,
+        )
+        norm = torch.ones(width + columns, dtype=rows.dtype, device=rows.device)
+        return Network(config, vectors.flatten(0, 1), (), norm, Dense(rows.flatten(0, 1)))
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        if needs:
-            raise InvalidOption(
-                f"no hidden states at {', '.join(sorted(needs))}: a model of frames has none for single tokens"
-            )
+        for tap in needs:
+            if tap not in self.taps:
+                raise unknown("hidden tap", tap, self.taps)
+        self._needs = needs
         self.store.codes = self.store.codes[:0]
         self._pipeline = LogitsPipeline(sampling, [[0]] * len(prompts), self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
@@ -108,8 +163,40 @@ class FrameTarget:
         self._known = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         self._read: _Plan | None = None  # the plan scored since the last keep
         self._frames = 0  # frames in the inner model's scratch
-        self.inner.begin(inputs, Sampling(), frozenset({"last"}))
-        return Prefill()
+        hidden = self.inner.begin(inputs, Sampling(), frozenset({"last"})).hidden
+        return Prefill(self._of_prompts(prompts, inputs, hidden) if needs and max(map(len, prompts)) > 1 else {})
+
+    def _of_prompts(
+        self, prompts: Prompts, inputs: Sequence[Sequence[int]], hidden: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The states [B, L, S] of the prompts' tokens but the last, at the taps; `hidden` lacks that of the last
+        input, the root."""
+        self.score(Draft.empty(len(prompts), self.device))
+        assert self._state is not None
+        self._read = None
+        ends = torch.tensor([len(ids) - 1 for ids in inputs], device=self.device)
+        known = pad(hidden["last"], (0, 0, 0, 1)) if hidden else self._state[:, None]
+        known = known.scatter(1, ends[:, None, None].expand(-1, 1, known.shape[2]), self._state[:, None])
+        longest = max(map(len, prompts))
+        tokens = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=self.device)
+        first = (tokens >= self.vocabulary).sum(1, keepdim=True)  # [B, 1] conditions
+        place = torch.arange(longest - 1, device=self.device)
+        read = (place + 1 - first).clamp(min=0)  # [B, L] codes read
+        whole, count = read // self.books, read % self.books
+        slots = torch.arange(self.books - 1, device=self.device)
+        at = (first + whole * self.books)[..., None] + slots  # [B, L, K - 1]
+        codes = tokens.gather(1, at.clamp(max=longest - 1).flatten(1)).view_as(at) % self.codes
+        codes = torch.where(slots < count[..., None], codes, 0)
+        index = torch.where(place < first, place, first - 1 + whole).minimum(ends[:, None])
+        states = known.gather(1, index[..., None].expand(-1, -1, known.shape[2]))
+        return {"last": self._tapped(states, codes, count)}
+
+    def _tapped(self, states: Tensor, codes: Tensor, count: Tensor) -> Tensor:
+        """States of frames [B, R, D], codes so far [B, R, K - 1] and their number -> [B, R, S] at the tap "last"."""
+        whole = self._width + _columns(self.books)
+        own = self._codebook_states(states.flatten(0, 1), codes.flatten(0, 1), count.flatten())
+        which = one_hot(count.flatten(), whole - self._width).to(own)
+        return torch.cat([pad(own, (0, self._width - own.shape[1])), which], 1).view(*count.shape, whole)
 
     def _set_incomplete(self, frames: list[list[int]]) -> None:
         """Set the codes of each row's incomplete frame."""
@@ -144,7 +231,7 @@ class FrameTarget:
         last = number // books * books - start - 1
         ending = paths.gather(2, last.clamp(0, paths.shape[2] - 1)[..., None])[..., 0].clamp(min=0)
         after = torch.where(last >= 0, frame.gather(1, ending) + 1, 0)
-        node = torch.nn.functional.pad(after, (1, 0))
+        node = pad(after, (1, 0))
         count = torch.cat([start, number % books], 1)
         inside = slots[: books - 1] < count[:, 1:, None]
         partial = torch.where(inside, line[..., : books - 1], 0)
@@ -181,21 +268,29 @@ class FrameTarget:
             states = self._state[:, None]
         self._states = states
         first = 0 if since is None else since + 1
+        before = states.gather(1, plan.node[..., None].expand(-1, -1, states.shape[2]))  # [B, N + 1, D] each token
+        tapped = self._tapped(before, plan.codes, plan.count) if self._needs else None
 
         @torch.no_grad()
         def logits(rows: Tensor) -> Tensor:
             def at_rows(part: Tensor) -> Tensor:
                 index = rows if part.dim() == 2 else rows[..., None].expand(-1, -1, part.shape[2])
-                return part.gather(1, index)
+                return part.gather(1, index).flatten(0, 1)
 
-            node, count = at_rows(plan.node), at_rows(plan.count).flatten()
-            state = states.gather(1, node[..., None].expand(-1, -1, states.shape[2]))
-            code_logits = self._codebook_logits(state.flatten(0, 1), at_rows(plan.codes).flatten(0, 1), count)
-            by_book = code_logits.new_zeros(len(code_logits), self.books, self.codes)
-            by_book[torch.arange(len(code_logits), device=self.device), count] = code_logits
+            count = at_rows(plan.count)
+            own = (
+                self._codebook_states(at_rows(before), at_rows(plan.codes), count)
+                if tapped is None
+                else at_rows(tapped)
+            )
+            by_book = own.new_zeros(len(own), self.books, self.codes)
+            for book in sorted(set(count.tolist())):
+                which, head = (count == book).nonzero()[:, 0], self._heads[book]
+                by_book[which, book, : len(head)] = linear(own[which, : head.shape[1]], head)
             return by_book.view(*rows.shape, self.vocabulary)
 
-        return Scores(draft, self._pipeline, self._lengths, logits, None, first)
+        hidden = None if tapped is None else {"last": tapped[:, first:]}
+        return Scores(draft, self._pipeline, self._lengths, logits, hidden, first)
 
     def _drop_scratch(self) -> None:
         """Remove the frames of an earlier draft from the inner model's scratch."""

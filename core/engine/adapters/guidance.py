@@ -13,12 +13,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.adapters.model_parts import SharingTarget
+from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import ArrangeableRows, Prefill, Prompts, Scores, Target, committed
 from outrider.core.tree import Tree
@@ -62,6 +65,15 @@ class Guided:
         self.weight_bytes = inner.weight_bytes
         if isinstance(inner, ArrangeableRows):
             self.arrange = partial(self._arrange, inner)  # which only then makes this one ArrangeableRows
+
+    @property
+    def network(self) -> Network:
+        """What draft heads share with the inner target, if it has something to share."""
+        return cast(SharingTarget, self.inner).network
+
+    @property
+    def taps(self) -> Sequence[str]:
+        return cast(SharingTarget, self.inner).taps
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.conditions):

@@ -6,7 +6,7 @@ Independent of caches of the model, drafts and draft heads. transformers is impo
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -45,11 +45,11 @@ def tapped(model: Any, taps: Sequence[str], output: Any, needs: Collection[str])
     return {tap: named[tap] for tap in needs}
 
 
-def shared_weights(model: Any) -> Network:
+def shared_weights(model: Any, output: Any = None) -> Network:
     """What draft heads share with a causal language model, as a network without layers: its sizes, its embedding and
-    its output rows, which are referenced and not copied."""
+    its output rows (of the layer `output`, if the class doesn't name it), which are referenced and not copied."""
     described = model.config.get_text_config(decoder=True)
-    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, output = model.get_input_embeddings(), output or model.get_output_embeddings()
     words: Any = getattr(embedding, "weight", None)
     rows: Any = getattr(output, "weight", None)
 
@@ -93,17 +93,20 @@ class SharingTarget(Target, Protocol):
 
     @property
     def network(self) -> Network: ...
+    @property
+    def taps(self) -> Sequence[str]: ...  # names of its hidden states
 
 
 class SharesWeights:
     """Base of targets whose embedding and output rows draft heads share."""
 
     model: Any
+    shared: Callable[[], Network] | None = None  # makes those of a class that doesn't name them
 
     @cached_property
     def network(self) -> Network:
         """Those rows; has no layers."""
-        return shared_weights(self.model)
+        return shared_weights(self.model) if self.shared is None else self.shared()
 
     @property
     def config(self) -> Config:

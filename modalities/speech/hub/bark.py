@@ -16,10 +16,11 @@ from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
+from outrider.core.engine.adapters.model_parts import of_ids, shared_weights
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import Incompatible
 from outrider.core.vocab_mask import RepeatingRanges
-from outrider.speech.hub.model import Stage, processor_of
+from outrider.speech.hub.model import HeadStage, Stage, processor_of
 from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the last position
@@ -53,6 +54,13 @@ class Bark:
             size, unit(lambda: coarse[count : count + size]), books=self.coarse.n_coarse_codebooks
         )
 
+        self.temperature = float(self.semantic.temperature or 1.0)
+        some = {"input_ids": torch.zeros(1, 1, dtype=torch.long)}
+        self.head_stages = {
+            "semantic": HeadStage(lambda: self._semantic_target(model.semantic, some)),
+            "coarse": HeadStage(lambda: self._coarse_target(model.coarse_acoustics, [0])),
+        }
+
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], dict[str, Any]]:
         """The semantic stage and the windows of the coarse stage. The outcome has semantic tokens and coarse frames."""
         inputs = prompt
@@ -66,6 +74,7 @@ class Bark:
             end=(end,),
             draft=None if draft is None else lambda: self._semantic_target(draft, inputs),
             similar=self._semantic_similar,
+            heads="semantic",
         )
         semantic = [token for token in tokens if token != end]
         coarse = yield from self._coarse_stages(semantic, inputs.get("history_prompt"))
@@ -106,9 +115,8 @@ class Bark:
             return logits
 
         prompt_ids = [count + index for index in range(len(prompt))]
-        return self._target(
-            model, prompt_ids, ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say), None
-        )
+        interface = ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say)
+        return self._target(model, prompt_ids, interface, 0, None)
 
     def _coarse_stages(self, semantic: list[int], speaker: Any) -> Generator[Stage, list[int], list[int]]:
         """The coarse stage, window by window; returns its codes."""
@@ -133,6 +141,7 @@ class Bark:
                 min(coarse.sliding_window_len, total - len(codes)),
                 draft=None if draft is None else lambda prompt=prompt: self._coarse_target(draft, prompt),  # type: ignore[misc]
                 similar=self._coarse_similar,
+                heads="coarse",
             )
             codes += [token + first for token in tokens]
         return [code - first for code in codes]
@@ -162,13 +171,13 @@ class Bark:
 
         interface = ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say)
         # the class's processor also allows ids after the second codebook's in its turn; there are no such codes
-        return self._target(
-            model, [count + token for token in prompt], interface, RepeatingRanges.codebooks(books, self.codes)
-        )
+        slots = RepeatingRanges.codebooks(books, self.codes)
+        return self._target(model, [count + token for token in prompt], interface, first, slots)
 
     def _target(
-        self, model: Any, prompt: list[int], interface: ModelInterface, slots: RepeatingRanges | None
+        self, model: Any, prompt: list[int], interface: ModelInterface, first: int, slots: RepeatingRanges | None
     ) -> Guided:
+        """`first`: the model's id of token 0."""
         wider = ModelInterface(
             trunk=extend_causal_mask(model, _DRAFT_OVERHANG),
             vocabulary=interface.vocabulary,
@@ -176,14 +185,10 @@ class Bark:
             logits=interface.logits,
             lookup_tables=(model.input_embeds_layer.weight,),
         )
-        return Guided(
-            TransformersTarget(model, trees="mask", interface=wider),
-            [prompt],
-            [prompt],
-            1.0,
-            skip_first=True,
-            allowed=slots,
-        )
+        inner = TransformersTarget(model, trees="mask", interface=wider)
+        ids = torch.arange(first, first + interface.vocabulary, device=model.device)
+        inner.shared = lambda: of_ids(shared_weights(model, model.lm_head), ids)
+        return Guided(inner, [prompt], [prompt], 1.0, skip_first=True, allowed=slots)
 
     @property
     def sample_rate(self) -> int:

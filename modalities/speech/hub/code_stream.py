@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.adapters.model_parts import SharingTarget
+from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
-from outrider.speech.hub.model import Stage
+from outrider.speech.hub.model import HeadStage, Stage
 from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 
@@ -52,7 +53,8 @@ class CodeStream(ABC):
         self.per_book = len(ids) // self.books
         ids = ids[: self.books * self.per_book]
         self.similar = SimilarTokens(first.vocabulary, self.vectors(ids, first), ids=ids, books=self.books)
-        self.predicted = [*ids, *self.end]
+        views = isinstance(first, Decoder)
+        self.head_stages = {"": HeadStage(make, [*ids, *self.end], context, views)}
 
     @classmethod
     def numbered(cls, tokenizer: Any) -> dict[int, int]:
@@ -74,6 +76,7 @@ class CodeStream(ABC):
             end=tuple(self.end),
             draft=self._draft,
             similar=self.similar,
+            heads="",
         )
         return self.outcome([self.codes[token] for token in tokens if token in self.codes])
 

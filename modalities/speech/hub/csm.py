@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.vocab_mask import RepeatingRanges, frames
-from outrider.speech.hub.model import Stage, ids_of, processor_of
+from outrider.speech.hub.model import HeadStage, Stage, ids_of, processor_of
 from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _MAX_FRAMES = 125  # by default: ten seconds
@@ -34,6 +35,9 @@ class Csm:
         rows = model.backbone_model.embed_tokens.embed_audio_tokens.weight
         count = self.books * self.codes
         self.similar = SimilarTokens(count, unit(lambda: rows[:count]), books=self.books)
+        self.temperature = float(model.generation_config.temperature or 1.0)
+        some = {"input_ids": torch.zeros(1, 1, dtype=torch.long)}
+        self.head_stages = {"": HeadStage(lambda: target(model, some), books=self.books)}
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
         """One stage, whose outcome is frames of codes without the end frame."""
@@ -44,6 +48,7 @@ class Csm:
             stop=self._stop,
             draft=None if self._draft is None else lambda: target(self._draft, inputs),
             similar=self.similar,
+            heads="",
         )
         codes = frames(tokens, self.books, self.codes)
         return codes[:-1] if codes and self._ends(codes[-1]) else codes
@@ -92,24 +97,37 @@ def target(model: Any, inputs: dict[str, Any]) -> Guided:
         return {"inputs_embeds": embeddings, "position_ids": positions}
 
     @torch.no_grad()
-    def say(states: Tensor, part: Tensor, count: Tensor) -> Tensor:
-        """The logits after `count` [B] codes of the current frame, which are the first of `part` [B, books]."""
-        logits: Tensor = model.lm_head(states)
+    def deeper(states: Tensor, part: Tensor, count: Tensor) -> Tensor:
+        """The states after `count` [B] codes of the current frame, which are the first of `part` [B, books]: the
+        backbone's before the first codebook, the depth decoder's before the others."""
         longest = int(count.max())
-        if longest:
-            ids = torch.nn.functional.pad(part[:, :longest], (1, 0))
-            mask = torch.ones_like(ids)  # without a mask the class infers several packed texts per row
-            deep = depth(input_ids=ids, backbone_last_hidden_state=states, attention_mask=mask, use_cache=False).logits
-            own = deep.gather(1, (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, deep.shape[2]))[:, 0]
-            logits = torch.where((count > 0)[:, None], own, logits)
-        return logits
+        if not longest:
+            return states
+        ids = pad(part[:, :longest], (1, 0))
+        mask = torch.ones_like(ids)  # without a mask the class infers several packed texts per row
+        read = depth.model(input_ids=ids, backbone_last_hidden_state=states, attention_mask=mask, use_cache=False)
+        deep = read.last_hidden_state
+        own = deep.gather(1, count[:, None, None].expand(-1, 1, deep.shape[2]))[:, 0]
+        width = max(own.shape[1], states.shape[1])
+        own, states = (pad(each, (0, width - each.shape[1])) for each in (own, states))
+        return torch.where((count > 0)[:, None], own, states)
 
     interface = ModelInterface(
         trunk=backbone, vocabulary=1 << 40, inputs=trunk_inputs, logits=lambda out: out.last_hidden_state
     )
     inner = TransformersTarget(model, trees="mask", interface=interface)
     depth_bytes = sum(parameter.numel() * parameter.element_size() for parameter in depth.parameters())
-    framed = FrameTarget(inner, store, books, codes, say, depth_bytes=depth_bytes)
+    heads = [model.lm_head.weight, *depth.codebooks_head.weight.transpose(1, 2)]
+    framed = FrameTarget(
+        inner,
+        store,
+        books,
+        codes,
+        deeper,
+        heads,
+        embedding=lambda: backbone.embed_tokens.embed_audio_tokens.weight[: books * codes],
+        depth_bytes=depth_bytes,
+    )
     prompt_ids = [framed.vocabulary + index for index in range(length)]
     mask = RepeatingRanges.codebooks(books, codes)
     return Guided(framed, [prompt_ids], [prompt_ids], 1.0, skip_first=True, allowed=mask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +23,6 @@ from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.drafters.trained.import_checkpoints import read_foreign
 from outrider.core.engine.adapters.model_parts import SharingTarget
-from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.row import Method
@@ -57,6 +57,18 @@ class Stage:
     stop: Stop | None = None
     draft: Callable[[], Target] | None = None  # a smaller model
     similar: SimilarTokens | None = None  # which of its tokens are alike; None: they are words
+    heads: str | None = None  # which of the model's heads draft in it; None: none can
+
+
+@dataclass(frozen=True)
+class HeadStage:
+    """A stage that draft heads can be trained for. `target` makes its target for some prompt, whose rows they share."""
+
+    target: Callable[[], SharingTarget]
+    predicted: Sequence[int] | None = None  # the tokens that are generated, ends included; None: all
+    context: int | None = None  # the most tokens, prompt included; None: no limit
+    views: bool = False  # whether it has cheaper views of itself
+    books: int = 1  # codebooks in each frame
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,10 @@ class Options:
     def resolve(self, stage: Stage, model: PublishedSpeech) -> tuple[Drafter | None, Rule]:
         """The drafter and the rule for a stage of a model."""
         drafter = resolve_drafter(
-            self, names=list(model.drafters), draft_model=lambda: _draft_model(stage), draft_head=model.draft_head
+            self,
+            names=list(model.drafters),
+            draft_model=lambda: _draft_model(stage),
+            draft_head=partial(model.draft_head, stage.heads),
         )
         return drafter.made, self.resolve_rule(stage)
 
@@ -124,18 +139,13 @@ class Published(Protocol):
 
 
 @runtime_checkable
-class OneStream(Published, Protocol):
-    """A published model whose tokens are one stream, so that draft heads can be trained for it."""
+class TakesHeads(Published, Protocol):
+    """A published model that draft heads can be trained for."""
 
-    @property
-    def target(self) -> Callable[[], SharingTarget]: ...
-    @property
-    def predicted(self) -> Sequence[int]: ...  # the ids of its codes and of its end
     @property
     def temperature(self) -> float: ...  # at which it is published
     @property
-    def context(self) -> int: ...  # the most tokens, prompt included
-    def read(self, prompt: str) -> list[int]: ...
+    def head_stages(self) -> Mapping[str, HeadStage]: ...  # by Stage.heads
 
 
 class SoundModel(Protocol):
@@ -160,11 +170,12 @@ class PublishedSpeech:
         folder: Path | None = None,
     ) -> None:
         self.published, self.name, self.dtype, self._draft, self._folder = published, name, dtype, draft, folder
-        one = isinstance(published, OneStream)
-        if folder is not None and not one:
-            raise InvalidOption(f"{name} takes no draft heads: its tokens are no single stream of codes")
-        self._names = drafters(heads=one, views=isinstance(published, OneStream) and _is_decoder(published))
-        self._heads: dict[tuple[str, str], Any] = {}
+        stages = published.head_stages if isinstance(published, TakesHeads) else {}
+        if folder is not None and not stages:
+            raise InvalidOption(f"{name} takes no draft heads")
+        views = bool(stages) and all(stage.views for stage in stages.values())
+        self._names = drafters(heads=bool(stages), views=views)
+        self._heads: dict[tuple[str, str, str], Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}>"
@@ -172,27 +183,29 @@ class PublishedSpeech:
     @property
     def drafters(self) -> Listing:
         """Names to give as `drafter`, with what each does, needs and lacks here."""
-        return listed_drafters(self._names, draft=self._draft, folder=self._folder, published=self.name)
+        stages = tuple(self.published.head_stages) if isinstance(self.published, TakesHeads) else ()
+        return listed_drafters(self._names, draft=self._draft, folder=self._folder, published=self.name, stages=stages)
 
     @property
     def rules(self) -> Listing:
         """Names to give as `rule`, with what each does."""
         return listed_rules()
 
-    def draft_head(self, name: str, method: Method) -> Any:
-        """The draft head that a recipe trained for this model, or that others published in a folder or on the hub, laid
-        out for this machine."""
-        if (name, method.name) not in self._heads:
-            assert isinstance(self.published, OneStream) and isinstance(method.draft_head, type)
-            target = self.published.target()
+    def draft_head(self, stage: str | None, name: str, method: Method) -> Any:
+        """The draft head that a recipe trained for a stage of this model, or that others published in a folder or on
+        the hub, laid out for this machine."""
+        assert stage is not None and isinstance(self.published, TakesHeads) and isinstance(method.draft_head, type)
+        key = (stage, name, method.name)
+        if key not in self._heads:
+            target = self.published.head_stages[stage].target()
             if is_published(name):
                 head = read_foreign(head_folder(name), target)
             else:
-                head = recipes.published_head(name, target, self.name, self._folder)
+                head = recipes.published_head(name, target, self.name, self._folder, stage)
             if not isinstance(head, method.draft_head):
                 raise Incompatible(f"{name} holds a {type(head).__name__}, which '{method.name}' can't use")
-            self._heads[name, method.name] = head.drafts(target)
-        return self._heads[name, method.name]
+            self._heads[key] = head.drafts(target)
+        return self._heads[key]
 
     def generate(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> PublishedResult:
         """Generate until the end or `max_new_tokens`, which is in the class's unit: frames, tokens or columns. The
@@ -362,11 +375,6 @@ def load(
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
     return PublishedSpeech(model, name=str(source), dtype=dtype, draft=draft_model is not None, folder=folder)
-
-
-def _is_decoder(model: OneStream) -> bool:
-    """Whether a model runs on our own decoder."""
-    return isinstance(model.target(), Decoder)
 
 
 def processor_of(processor: Any, what: str) -> Any:

@@ -21,7 +21,7 @@ from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import ExplicitPositions, copy_with
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.vocab_mask import RepeatingRanges, frames
-from outrider.speech.hub.model import Stage, processor_of
+from outrider.speech.hub.model import HeadStage, Stage, processor_of
 from outrider.speech.hub.similar_tokens import SimilarTokens, unit
 
 _MAX_FRAMES = 500  # by default: ten seconds
@@ -56,6 +56,9 @@ class Musicgen:
         tables = model.decoder.model.decoder.embed_tokens
         rows = unit(lambda: torch.cat([table.weight[: self.codes + 1] for table in tables]))
         self.similar = SimilarTokens(self.books * (self.codes + 1), rows, books=self.books)
+        self.temperature = float(model.generation_config.temperature or 1.0)
+        some = dict.fromkeys(("input_ids", "attention_mask"), torch.ones(1, 1, dtype=torch.long))
+        self.head_stages = {"": HeadStage(lambda: target(model, some, 1, guidance), books=self.books)}
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
         """One stage, whose outcome is frames of codes without the delay."""
@@ -69,6 +72,7 @@ class Musicgen:
             (count + self.books - 1) * self.books,
             draft=None if self._draft is None else lambda: target(self._draft, inputs, count, self.guidance),
             similar=self.similar,
+            heads="",
         )
         columns = frames(tokens, self.books, self.codes + 1)
         return [[columns[frame + book][book] for book in range(self.books)] for frame in range(count)]
@@ -120,14 +124,6 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
         encoder = {"encoder_hidden_states": states.repeat_interleave(rows, 0)}
         return {"inputs_embeds": x, "encoder_attention_mask": mask.repeat_interleave(rows, 0), **encoder}
 
-    def say(states: Tensor, part: Tensor, count: Tensor) -> Tensor:
-        """The logits of codebook `count` [B], after as many codes of the current column."""
-        logits = states.new_zeros(len(states), codes + 1)
-        for book, head in enumerate(model.decoder.lm_heads):
-            rows = count == book
-            logits[rows, :codes] = head(states[rows])
-        return logits
-
     interface = ModelInterface(
         trunk=trunk,
         vocabulary=1 << 40,
@@ -136,6 +132,14 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
         new_cache=lambda: DynamicCache(config=config),
         wrap_cache=lambda cache, rows: EncoderDecoderCache(cache, cross),
     )
-    framed = FrameTarget(TransformersTarget(model, trees="mask", interface=interface), store, books, codes + 1, say)
+    framed = FrameTarget(
+        TransformersTarget(model, trees="mask", interface=interface),
+        store,
+        books,
+        codes + 1,
+        lambda states, part, count: states,  # a column's codes don't depend on one another
+        [head.weight for head in model.decoder.lm_heads],
+        embedding=lambda: torch.cat([table.weight[: codes + 1] for table in decoder.embed_tokens]),
+    )
     prompts = [[framed.vocabulary]]
     return Guided(framed, prompts, prompts, guidance, skip_first=True, allowed=DelayPattern(books, codes, count))

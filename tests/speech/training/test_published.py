@@ -73,7 +73,7 @@ def test_heads_are_trained_by_one_command_and_change_no_token(folder: Path) -> N
     with pytest.raises(OutriderError, match="holds a Eagle3Head, which 'medusa' can't use"):
         sp.generate("good morning", drafter="medusa", drafter_options=others)
     heads = SHELF.home_for(model, "speech-medusa")
-    assert json.loads((heads / "curve.json").read_text()) and (heads.parent / "sentences.json").is_file()
+    assert json.loads((heads / "curve.json").read_text()) and (heads.parent / "spoken.json").is_file()
     again = speech.load(model, dtype="float32", folder=heads)
     assert "medusa" in again.drafters.ready and "hydra" not in again.drafters.ready
     backend = SpeechBackend(dtype="float32", spec=ModelSpec(model=model))
@@ -129,11 +129,44 @@ def test_a_teacher_of_transformers_has_the_states_of_our_decoder() -> None:
         torch.testing.assert_close(mine, others, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["csm", "musicgen", "bark"])
+def test_frames_and_stages_have_heads_too(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head reads the state before each codebook; a model of several stages has a head for each."""
+    model = save_with_processor(kind, folder)
+    if kind != "bark":
+        monkeypatch.setattr(f"outrider.speech.hub.{kind}._MAX_FRAMES", 10)
+    command = ["train", "speech-medusa", "speech-eagle3", "--model", model, "--prompts", str(folder / "prompts.txt")]
+    done = CliRunner().invoke(cli, [*command, "--quiet", "--minutes", "0.1", "--batch-size", "200"])
+    assert done.exit_code == 0, (done.output[-900:], done.exception)
+    sp = speech.load(model, dtype="float32")
+    assert {"medusa", "eagle3"} <= set(sp.drafters.ready) and "swift" not in sp.drafters
+    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}):
+        plain = sp.generate("good morning", **sampling)
+        for drafter in ("medusa", "eagle3"):
+            drawn = sp.generate("good morning", drafter=drafter, **sampling)
+            assert drawn.tokens == plain.tokens, drafter
+            print(kind, drafter, drawn.trace.summary())
+            assert drawn.trace.summary().accepted > 0, drafter
+    weights = SHELF.home_for(model, "speech-medusa")
+    stages = ("semantic", "coarse") if kind == "bark" else ("",)
+    assert all((weights / stage / "medusa.safetensors").is_file() for stage in stages)
+
+
+def save_with_processor(kind: str, folder: Path) -> str:
+    import transformers
+
+    path, words = folder / kind, TINY.tokenizer({}, bare=kind != "csm")
+    getattr(TINY, kind)().save_pretrained(path)
+    sounds = [] if kind == "bark" else [transformers.EncodecFeatureExtractor()]
+    name = f"{kind.capitalize()}Processor"
+    getattr(transformers, name)(*sounds, words).save_pretrained(path)
+    return str(path)
+
+
 def test_other_classes_and_requests_are_refused(folder: Path) -> None:
-    model = TINY.musicgen()
-    model.save_pretrained(folder / "musicgen")
+    TINY.whisper().save_pretrained(folder / "whisper")
     for arguments, message in (
-        (["speech-medusa", "--model", str(folder / "musicgen")], "have codes in one stream|codes are one stream"),
+        (["speech-medusa", "--model", str(folder / "whisper")], "no draft heads for .*whisper"),
         (["speech-voice", "--model", str(folder / "llasa")], "a part of our own model; .* train speech-medusa"),
     ):
         done = CliRunner().invoke(cli, ["train", *arguments, "--prompts", str(folder / "prompts.txt")])
@@ -143,4 +176,4 @@ def test_other_classes_and_requests_are_refused(folder: Path) -> None:
     done = CliRunner().invoke(cli, ["train", "speech-medusa", "--model", str(folder / "llasa")])
     assert done.exit_code == 1 and "need prompts" in str(done.exception)
     with pytest.raises(OutriderError, match="takes no draft heads"):
-        speech.load(folder / "musicgen", folder=folder)
+        speech.load(folder / "whisper", folder=folder)
