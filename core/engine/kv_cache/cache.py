@@ -185,13 +185,13 @@ class Cache:
 
     def _arrange_rows(self, order: Sequence[int]) -> None:
         rows = self.rows
-        wait = max(rows.pending.shape[1], 1)
+        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
+        host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
+        wait = max(min(rows.pending.shape[1], max(host_pending, default=1)), 1)  # rows that left may have had more
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         entries = F.pad(rows.entries, (0, 1), value=0)[index]  # index -1 selects the padding
         pending_count = F.pad(rows.pending_count, (0, 1), value=1)[index]
         pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
-        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
-        host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
         self.rows = Rows(entries, pending, pending_count, host, host_pending, False, rows.bounds)
         self.scored, self.scratch_owner = -1, None
 

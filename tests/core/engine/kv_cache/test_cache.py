@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -202,6 +203,19 @@ def test_an_empty_row_has_one_token_pending_and_nothing_scored() -> None:
     assert (rows.host, rows.host_pending, cache.scored) == ((3, 0), (1, 1), -1)
     assert rows.entries.tolist() == [3, 0] and rows.pending_count.tolist() == [1, 1]
     assert rows.pending.tolist() == [[9], [0]]
+
+
+def test_a_row_that_stays_has_no_pending_tokens_of_those_that_leave() -> None:
+    """A compiled chain reads all of them; it drew from another distribution, and cached what is not in the text."""
+    cache = Cache((1, 2, 4), torch.float32, torch.device("cpu"))
+    cache.open()
+    cache.arrange([-1, -1], 64)
+    pending, count = torch.tensor([[2, 3], [6, 0]]), torch.tensor([2, 1])
+    cache.rows = replace(cache.rows, pending=pending, pending_count=count, host_pending=(2, 1))
+    cache.arrange([1, 0], 64)
+    assert cache.rows.pending.tolist() == [[6, 0], [2, 3]]
+    cache.arrange([0], 64)
+    assert cache.rows.pending.tolist() == [[6]] and cache.rows.host_pending == (1,)
 
 
 def test_a_plan_has_room_for_the_scratch_of_another_owner() -> None:
