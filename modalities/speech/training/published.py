@@ -43,7 +43,7 @@ class StageTeacher(TargetTeacher):
 
 
 def train_head(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None]) -> Path:
-    """Train draft heads for the stages of a published model; the folder of their weights."""
+    """Train draft heads for the stages of a published model; the weight file of the last."""
     assert request.model is not None
     check_head(recipe, request, [one.name for one in recipes.RECIPES.values() if one.kind is not None])
     sp = load(request.model, device=request.place, **request.class_options)
@@ -61,8 +61,8 @@ def train_head(recipe: Recipe, request: TrainingRequest, say: Callable[[str], No
     for name, heads in model.head_stages.items():
         minutes = request.minutes / len(model.head_stages)
         part = replace(request, recipes=(recipe.name,), out=out / name, minutes=minutes)
-        _train(recipe, part, heads, lessons(model, name, spoken), say)
-    return out
+        file = _train(recipe, part, heads, lessons(model, name, spoken), say)
+    return file
 
 
 def lessons(model: Published, name: str, spoken: Sequence[tuple[str, list[list[int]]]]) -> list[tuple[Stage, Lesson]]:
@@ -86,8 +86,10 @@ def _train(
     heads: HeadStage,
     said: Sequence[tuple[Stage, Lesson]],
     say: Callable[[str], None],
-) -> None:
+) -> Path:
     assert request.out is not None and request.model is not None
+    if not said:
+        raise InvalidOption(f"{request.model} said nothing to learn from; give other prompts")
     out, name, target = request.begin(request.out), short(recipe.name), heads.target()
     training, held_out = divided([lesson for _, lesson in said])
     alike = all(stage.target is heads.target for stage, _ in said)
@@ -113,3 +115,4 @@ def _train(
     data = f"{len(said)} readings of {len(set(request.prompts))} prompts"
     facts = {"target": request.model, **request.facts(recipe.name, data), "batch": request.batch_size(recipe)}
     request.train_head(recipe, run, out, facts, say)
+    return out / f"{name}.safetensors"
