@@ -130,7 +130,7 @@ def differing(name: str, kind: str, sampling: Sampling, count: int) -> int:
         target: Callable[[], Any] = table
         make = maker(name, table, lambda: table(0.3))
     elif kind == "smollm2":
-        lm, vocabulary, longest = smollm2(), 49152, (12, 12)
+        lm, vocabulary, longest = smollm2(), 49152, (8, 8)
         target, sampling = lm.target, replace(sampling, end=lm.end)
         make = lambda: cast(Drafter, resolve_drafter(lm, Options(drafter=name)).made)  # noqa: E731
     else:
