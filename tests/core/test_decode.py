@@ -493,3 +493,12 @@ def test_rows_stay_with_a_guarded_drafter_that_drafts_for_all_of_them() -> None:
         Decoder.random(config, 1), drafter, Exact(), [[3 + row, 7] for row in range(6)], max_new_tokens=limits
     )
     assert sum(len(step.emitted) for step in steps) == sum(limits)
+
+
+def test_the_cost_of_a_round_is_what_it_read_itself() -> None:
+    """And not what the drafter has read before."""
+    shape = Config(vocabulary=9, hidden_size=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate_size=12)
+    target, small = Decoder.random(shape, 1), Decoder.random(shape, 2)
+    steps = list(decode(target, DraftModel(small, length=2), Exact(), [[1, 2, 3]], max_new_tokens=24, seed=1))
+    costs = [step.cost for step in steps if len(step.drafted) == 2]
+    assert len(costs) > 3 and costs == pytest.approx([1 + 2 * small.weight_bytes / target.weight_bytes] * len(costs))

@@ -152,3 +152,9 @@ def test_rows_with_their_own_drafters_give_the_plain_output(name: str, options: 
         return make_drafter(name, **options)
 
     assert said(PerRow(make)) == said(None) == said(make())
+
+
+def test_a_choice_among_drafts_without_notes_has_none() -> None:
+    drafts = [Draft.guess(torch.tensor([[token]]), Tree.chain(1), torch.tensor([[True]])) for token in (1, 2)]
+    assert select(drafts, torch.tensor([1])).note is None
+    assert select([replace(drafts[0], note=("a",)), drafts[1]], torch.tensor([0])).note == ("a",)

@@ -14,13 +14,15 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel, SampledTree, TopKTree
+from outrider.core.errors import InvalidOption
 from outrider.core.methods import RULES
 from outrider.core.protocol import Drafter, Rule, Scores
 from outrider.core.rng import CounterRNG
+from outrider.core.rules import native_walk
 from outrider.core.rules.codebook import Annealed, Lantern, LanternPlus
 from outrider.core.rules.exact import Exact
 from outrider.core.rules.neighbours import TopKMembership
-from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Typical
+from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Typical, VerifyEvery
 from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
@@ -110,15 +112,33 @@ def test_what_is_excluded_and_end_tokens_stay_out(name: str) -> None:
     assert output(steps) == [place % 5 for place in range(4, 28)]
 
 
+@pytest.mark.parametrize("rule", [Threshold(threshold=0.4), VerifyEvery(every=2), Lenience(lenience=0.4)])
+def test_what_has_a_formula_is_compiled_on_trees(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the formula and not by the rule in torch, which would give the same."""
+    if native_walk.library() is None:
+        pytest.skip("no compiler")
+    monkeypatch.setattr("outrider.core.rules.rejection.down_tree", lambda *_, **__: pytest.fail("in torch"))
+    monkeypatch.setattr(type(rule), "accept", lambda *_: pytest.fail("in torch"))
+    steps = decode(table(), DRAFTERS["tree"](), rule, [PROMPT], sampling=Sampling(), max_new_tokens=24, seed=1)
+    assert sum(step.accepted for step in steps) > 0
+
+
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
 ENTROPY = -float(torch.xlogy(P, P).sum())
 
 
-def test_typical_tries_the_longest_typical_path_first() -> None:
+@pytest.mark.parametrize(("beta", "gap"), [(-1, 1.0), (1, -0.5), (1, math.nan)])
+def test_options_of_top_beta_are_checked_one_by_one(beta: int, gap: float) -> None:
+    with pytest.raises(InvalidOption, match="both must be 0 or more"):
+        TopBeta(beta=beta, gap=gap)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), GREEDY], ids=["sampled", "greedy"])
+def test_typical_tries_the_longest_typical_path_first(sampling: Sampling) -> None:
     """Of two guesses with one child of the second, the second one where all are typical, the first where none is, and
-    the second again where it and its child are."""
+    the second again where it and its child are. At temperature 0 the model's own distribution says what is typical."""
     target = table()
-    target.begin([PROMPT], Sampling(), frozenset())
+    target.begin([PROMPT], sampling, frozenset())
     draft = Draft.guess(torch.tensor([[0, 1, 2]]), Tree.of((-1, -1, 1)), torch.ones(1, 3, dtype=torch.bool))
     scores = target.score(draft)
     assert Typical(epsilon=1e-9)._longest_first(draft, scores).tolist() == [[1, 0, 0]]

@@ -75,6 +75,8 @@ def test_groups_of_large_vocabularies_are_sparse_tables(dtype: torch.dtype, monk
     monkeypatch.setattr(neighbours, "_MOST", 1000)
     with pytest.raises(InvalidOption, match="give a larger similarity"):
         made().accept(Distribution(left, None, size), left, q, TOP)
+    with pytest.raises(InvalidOption, match="similarity is 0; it must be above 0"):
+        CoarseGroups(embeddings=embeddings, similarity=0)
 
 
 @pytest.mark.slow

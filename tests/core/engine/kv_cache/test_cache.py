@@ -13,8 +13,10 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.engine.kv_cache import mapped
 from outrider.core.engine.kv_cache.buckets import bucket, larger
 from outrider.core.engine.kv_cache.cache import Cache
+from outrider.core.engine.kv_cache.rows import full_mask, live_tokens, prefilled_rows
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
@@ -216,6 +218,28 @@ def test_a_row_that_stays_has_no_pending_tokens_of_those_that_leave() -> None:
     assert cache.rows.pending.tolist() == [[6, 0], [2, 3]]
     cache.arrange([0], 64)
     assert cache.rows.pending.tolist() == [[6]] and cache.rows.host_pending == (1,)
+
+
+@pytest.mark.skipif(not mapped.available(), reason="rows' memory can't be mapped here")
+@pytest.mark.parametrize(("dim", "slots"), [(4, 256), (128, 64), (1024, 64)])
+def test_a_page_is_whole_pages_of_memory_and_64_slots_or_more(dim: int, slots: int) -> None:
+    assert Cache((1, 2, dim), torch.float32, torch.device("cpu")).page == slots
+
+
+def test_nothing_is_packed_where_all_tokens_are_live() -> None:
+    rows = prefilled_rows([[1, 2], [3, 4]], torch.device("cpu"), True)
+    draft = Draft.guess(torch.tensor([[5], [6]]), Tree.chain(1), torch.tensor([[True], [True]]))
+    assert live_tokens(rows, draft) is None
+    fewer = replace(rows, pending=torch.tensor([[2, 3], [4, 0]]), pending_count=torch.tensor([2, 1]))
+    found = live_tokens(replace(fewer, host_pending=(2, 1)), draft)
+    assert found is not None and found.tolist() == [[True, True, True], [True, False, True]]
+
+
+def test_a_mask_off_the_host_has_its_gap() -> None:
+    scratch = torch.ones(1, 2, 4, dtype=torch.bool)
+    wanted = [[[True] * 2 + [False] * 3 + [True] * 4] * 2]
+    assert full_mask(2, 3, scratch).tolist() == wanted
+    assert full_mask(2, 3, scratch.to("meta")).shape == (1, 2, 9)
 
 
 def test_a_plan_has_room_for_the_scratch_of_another_owner() -> None:

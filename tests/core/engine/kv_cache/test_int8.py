@@ -46,6 +46,7 @@ def test_numbers_are_rounded_to_a_127th_of_the_largest(dtype: torch.dtype, dim: 
     x[0, 0, 0] = 0
     slots = pack(x)
     assert slots.shape == (2, 3, 5, slot_size(dim)) and slots.dtype == torch.int8
+    assert torch.equal(slots, pack(x.double() if dtype == torch.float64 else x.float())), "rounded once, from all bits"
     found, most = unpack(slots, dim, dtype), x.abs().amax(-1, keepdim=True)
     allowed = most / 254 * (1.001 if dtype != torch.bfloat16 else 2.1)  # in 16 bits it is rounded once more
     assert ((found - x).abs() <= allowed).all()

@@ -123,6 +123,20 @@ def test_a_short_row_does_not_hold_the_slots_of_a_long_one() -> None:
     batch.close()
 
 
+def test_a_part_of_a_row_is_read_from_its_pages() -> None:
+    target, alike = Decoder(network(), paged=True), Decoder(network())
+    text = [place % 57 + 4 for place in range(4 * PAGE)]
+    for each in (target, alike):
+        each.open(SAMPLINGS["greedy"])
+        each.arrange([-1, -1], 8 * PAGE)
+        for _ in each.enter(lambda: 1, text):
+            pass
+    for start, stop in ((0, 5), (PAGE - 1, PAGE + 1), (PAGE, 2 * PAGE), (PAGE + 3, 3 * PAGE + 7)):
+        torch.testing.assert_close(
+            target.cache.read(start, stop, slice(1, 2)), alike.cache.read(start, stop, slice(1, 2))
+        )
+
+
 def test_more_pages_than_were_provided() -> None:
     asked = list(islice(random_requests(61, seed=8, max_prompt=150, max_tokens=60), 5))
     target = Decoder(network(), paged=True)
