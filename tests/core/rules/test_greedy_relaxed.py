@@ -123,6 +123,16 @@ def test_what_has_a_formula_is_compiled_on_trees(rule: Rule, monkeypatch: pytest
     assert sum(step.accepted for step in steps) > 0
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, [0, 0], [3, 4]])
+def test_what_top_k_membership_draws_after_a_tree_is_among_the_k_likeliest(prompt: list[int]) -> None:
+    """The residual, from which other rules draw, holds all the others."""
+    drafter = partial(TopKTree, table(5.0), tree=(-1, -1, 0))  # drafts that are often refused
+    case = Case(target=table, drafter=drafter, rule=TopKMembership(k=2), prompts=[prompt], sampling=Sampling())
+    own = target_distribution(table(), prompt, Sampling(), 1)
+    likeliest = sorted(own, key=own.__getitem__)[-2:]
+    assert {tokens[:1] for tokens, weight in enumerate_output(case)[0].items() if weight > 0} <= set(likeliest)
+
+
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
 ENTROPY = -float(torch.xlogy(P, P).sum())
 
