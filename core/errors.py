@@ -11,11 +11,15 @@ from urllib.parse import unquote
 
 
 class OutriderError(Exception):
-    """Base class of errors whose message is written for the user. It is one line: what can't be printed, such as a line
-    break in a name of someone's file, is escaped."""
+    """Base class of errors whose message is written for the user, in one line: line breaks in a name of someone's file
+    become spaces, and what else can't be printed is escaped."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in str(message)))
+        super().__init__("".join(map(_shown, str(message))))
+
+
+def _shown(each: str) -> str:
+    return each if each.isprintable() else " " if each.isspace() else repr(each)[1:-1]
 
 
 class InvalidOption(OutriderError):

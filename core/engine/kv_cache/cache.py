@@ -187,7 +187,7 @@ class Cache:
         rows = self.rows
         host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
         host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
-        wait = max(min(rows.pending.shape[1], max(host_pending, default=1)), 1)  # rows that left may have had more
+        wait = max(host_pending, default=1) if self.exact else max(rows.pending.shape[1], 1)  # rows that leave had more
         index = torch.tensor(order, dtype=torch.long, device=self.device)
         entries = F.pad(rows.entries, (0, 1), value=0)[index]  # index -1 selects the padding
         pending_count = F.pad(rows.pending_count, (0, 1), value=1)[index]
