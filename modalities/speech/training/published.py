@@ -39,7 +39,8 @@ class StageTeacher(TargetTeacher):
             stage = next(stage for stage, whole in self._said if whole[: len(row)] == row)
             parts.append(TargetTeacher(cast(SharingTarget, stage.target())).states([row], needs))
         padded = {tap: [pad(part[tap], (0, 0, 0, longest - part[tap].shape[1])) for part in parts] for tap in parts[0]}
-        return {tap: torch.cat(each) for tap, each in padded.items()}
+        dtype = self.target.network.dtype  # guidance combines states in 32 bits
+        return {tap: torch.cat(each).to(dtype) for tap, each in padded.items()}
 
 
 def train_head(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None]) -> Path:

@@ -27,9 +27,10 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.rules import native_walk
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
-from outrider.core.training.dataset import TargetTeacher
+from outrider.core.training.dataset import Lesson, TargetTeacher
 from outrider.speech.hub.model import published
 from outrider.speech.recipes import RECIPES, SHELF, published_head, published_kind
+from outrider.speech.training.published import StageTeacher
 
 pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py")))
@@ -150,6 +151,16 @@ def test_frames_and_stages_have_heads_too(kind: str, folder: Path, monkeypatch: 
     weights = SHELF.home_for(model, "speech-medusa")
     stages = ("semantic", "coarse") if kind == "bark" else ("",)
     assert all((weights / stage / "medusa.safetensors").is_file() for stage in stages)
+
+
+def test_a_teacher_under_guidance_has_the_precision_of_its_model() -> None:
+    model = published(TINY.musicgen().to(torch.bfloat16))
+    prompt = dict.fromkeys(("input_ids", "attention_mask"), torch.ones(1, 3, dtype=torch.long))
+    stage = next(model.stages(prompt, 6))  # type: ignore[attr-defined]
+    teacher = StageTeacher(stage.target(), [(stage, Lesson((0,), (1, 33, 66)))])
+    states = teacher.states([[0, 1, 33, 66]], frozenset({"last"}))["last"]
+    assert states.shape[:2] == (1, 4) and states.dtype == torch.bfloat16
+    assert [teacher.logits(states[0], ids).shape[1] for ids in (None, torch.tensor([1, 2]))] == [132, 2]
 
 
 def save_with_processor(kind: str, folder: Path) -> str:
