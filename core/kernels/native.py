@@ -158,7 +158,9 @@ def library() -> ctypes.CDLL | None:
     found = opened("native")
     if found is None:
         return None
-    found.outrider_work.restype = found.outrider_product_work.restype = c_int64
+    found.outrider_work.restype = found.outrider_product_work.restype = found.outrider_attend_work.restype = c_int64
+    found.outrider_attend_work.argtypes, found.outrider_attend.restype = [c_int32, c_int64, c_int32, c_int32], None
+    found.outrider_attend.argtypes = [*([c_void_p] * 5), *([c_int64] * 3), *([c_int32] * 7), c_void_p]
     found.outrider_work.argtypes = [c_void_p, c_int32, c_int64, c_int32]
     found.outrider_product_work.argtypes = [c_void_p, c_int32, c_int32]
     found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]

@@ -21,7 +21,7 @@ from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.rotary import rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.kernels import native
-from outrider.core.kernels.attention import attention
+from outrider.core.kernels.attention import attention, batch_invariant
 
 Rounds = dict[int, list[tuple[Tensor, Tensor]]]  # attention index -> keys and values [B, K, Q, d] of each round
 
@@ -196,17 +196,21 @@ class Attention(nn.Module):
         if attn_mask.context is not None:
             context = attn_mask.context[self.index]
             keys, values = torch.cat([context[0], keys], 2), torch.cat([context[1], values], 2)
-        bias = attn_mask.bias(self.heads // self.kv, query.dtype)
-        if attn_mask.rounds is not None:
-            attended = _unrolled(query, attn_mask.rounds.setdefault(self.index, []), keys, values, bias)
-        elif torch.is_grad_enabled():
-            fused = attn_mask.causal and self.heads == self.kv and keys.shape[2] == count and _has_fused(query)
-            attended = _causal(query, keys, values) if fused else _plain(query, keys, values, bias)
-        else:
-            attended = attention(query, keys, values, bias)
+        attended = self._attended(query, keys, values, attn_mask)
         attended = attended.view(rows, self.kv, count, -1, self.dim).transpose(1, 2).reshape(rows, count, -1)
         result: Tensor = self.out(attended)
         return result
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, attn_mask: AttentionMask) -> Tensor:
+        rounds, group = attn_mask.rounds, self.heads // self.kv
+        if rounds is None and not torch.is_grad_enabled():
+            found = batch_invariant(query, keys, values, attn_mask.mask)
+            return attention(query, keys, values, attn_mask.bias(group, query.dtype)) if found is None else found
+        bias = attn_mask.bias(group, query.dtype)
+        if rounds is not None:
+            return _unrolled(query, rounds.setdefault(self.index, []), keys, values, bias)
+        whole = attn_mask.causal and group == 1 and keys.shape[2] == query.shape[2]
+        return _causal(query, keys, values) if whole and _has_fused(query) else _plain(query, keys, values, bias)
 
     def read(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Compute only keys and values of x [B, Q, into] and write them; returns all visible ones, [B, K, C, d]
@@ -226,12 +230,11 @@ def _scores(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _has_fused(query: Tensor) -> bool:
-    """Whether the device trains faster with the fused kernel."""
     return query.is_cuda
 
 
 def _causal(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The same under the causal mask, in one kernel that stores no scores."""
+    """Under the causal mask, in the kernel that trains faster on CUDA: it stores no scores."""
     return F.scaled_dot_product_attention(query, keys, values, is_causal=True)
 
 

@@ -360,6 +360,47 @@ void outrider_product(const Matrix* matrix, const bf16* a, void* y, int32_t coun
     }
 }
 
+int64_t outrider_attend_work(int32_t tokens, int64_t columns, int32_t dim, int32_t threads) {
+    return 8 * tokens + 128 + threads * scratch_bytes(0, columns, dim);
+}
+
+// Attention of queries [rows, kv, count, group, dim] to keys and values [rows, kv, columns, dim], whose rows and heads
+// are `row_stride` and `head_stride` bytes apart; mask [rows or 1, count, columns], or null: everything is attended.
+void outrider_attend(const bf16* queries, const uint8_t* keys, const uint8_t* values, const uint8_t* mask, bf16* found,
+                     int64_t row_stride, int64_t head_stride, int64_t mask_stride, int32_t rows, int32_t kv,
+                     int32_t count, int32_t group, int32_t columns, int32_t dim, int32_t threads, uint8_t* work) {
+    Arena arena{work};
+    int32_t* runs = arena.take<int32_t>(rows * count);
+    int32_t* counts = arena.take<int32_t>(rows * count);
+    for (int m = 0; m < rows * count; m++) {
+        runs[m] = counts[m] = columns;
+        if (mask) counted(mask + m / count * mask_stride + int64_t(m % count) * columns, columns, runs[m], counts[m]);
+    }
+    const int64_t each = scratch_bytes(0, columns, dim);
+    const int together = std::max(1, 16 / group), most = std::min(16, group),
+              parts = count_parts(count, together, group, rows * kv, threads);
+#pragma omp parallel num_threads(threads)
+    {
+        Arena mine{arena.at + omp_get_thread_num() * each};
+        Scratch own = scratch(mine, 0, columns, dim);
+        const Configured configured(std::min((count + parts - 1) / parts, together) * group);
+#pragma omp for schedule(static, 1)
+        for (int task = 0; task < rows * kv * parts; task++) {
+            const int head = task / parts, row = head / kv, part = task % parts, q = int64_t(part) * count / parts,
+                      some = int64_t(part + 1) * count / parts - q, m = row * count + q;
+            const int64_t behind = row * row_stride + head % kv * head_stride;
+            const uint8_t* shown = mask ? mask + row * mask_stride + int64_t(q) * columns : nullptr;
+            for (int first = 0; first < group && some; first += most) {
+                const int64_t at = ((int64_t(head) * count + q) * group + first) * dim;
+                const Group part_group{some, std::min(most, group - first), dim, queries + at, found + at,
+                                       int64_t(group) * dim, keys + behind, values + behind, 2 * dim, shown, columns,
+                                       runs + m, counts + m};
+                attended<false>(part_group, own);
+            }
+        }
+    }
+}
+
 }  // extern "C"
 
 #include "chain.h"

@@ -8,7 +8,6 @@ import mmap
 import random
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,21 +59,6 @@ needs_code = pytest.mark.skipif(native.library() is None, reason="no compiler, o
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-@pytest.fixture(params=["tiles", "vectors", "avx2"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """With the tile unit, as on a processor that has none, and as on one that doesn't multiply 16-bit numbers."""
-    if request.param == "avx2":
-        monkeypatch.setenv("OUTRIDER_NATIVE", "avx2")
-        native.library.cache_clear()
-    code = native.library()
-    assert code is not None
-    if code.outrider_ready(request.param == "tiles") != 1 + (request.param == "tiles"):
-        pytest.skip("this processor has no tile unit")
-    yield request.param
-    code.outrider_ready(1)
-    native.library.cache_clear()
 
 
 def rounds(way: str) -> bool:
