@@ -279,6 +279,17 @@ def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
     return options
 
 
+def by_owner(given: list[str] | None, name: str) -> dict[str, dict[str, Any]]:
+    """Parse OWNER.NAME=VALUE arguments into each owner's options."""
+    options: dict[str, dict[str, Any]] = {}
+    for argument in given or []:
+        owner, dot, option = argument.partition(".")
+        if not dot or "=" in owner:
+            raise typer.BadParameter(f"'{argument}' is not of the form OWNER.NAME=VALUE", param_hint=name)
+        options.setdefault(owner, {}).update(pairs([option], name))
+    return options
+
+
 def listed(given: list[str] | None, name: str) -> dict[str, Any]:
     """Parse [METHOD.]NAME=V1,V2 arguments into lists of values; a value that is valid JSON counts as one."""
     options: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.interrupt import allow
-from outrider.app.options import DEVICE, ModelOptions, device_named, lines, pairs
+from outrider.app.options import DEVICE, ModelOptions, by_owner, device_named, lines, pairs
 
 _SAVING = 30.0  # seconds for a checkpoint after Ctrl-C
 
@@ -78,6 +78,20 @@ def train(
     draft_vocab_size: Annotated[
         int, typer.Option(min=0, help="Minimum number of tokens the drafter can propose; 0 is the whole vocabulary.")
     ] = 12288,
+    head_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RECIPE.NAME=VALUE", help="Set an option of a draft head, such as eagle3.hidden=2048. Repeatable."
+        ),
+    ] = None,
+    keep_states: Annotated[
+        float,
+        typer.Option(
+            metavar="GB",
+            min=0,
+            help="Keep the target's states on disk, up to so many GB, so that epochs after the first don't run it.",
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of initial weights and data order.")] = 0,
     no_resume: Annotated[
         bool, typer.Option("--no-resume", help="Start over instead of resuming an interrupted run.")
@@ -123,6 +137,8 @@ def train(
         trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
         if len(prompts or ()) > 1 or (prompts and model is None):
             raise typer.BadParameter("takes one file for a published --model", param_hint="--prompts")
+        if head_option or keep_states:
+            raise typer.BadParameter("is for heads of text models", param_hint="--head-option, --keep-states")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
         if len(init_from or ()) > 1:
@@ -177,6 +193,8 @@ def train(
         seed=seed,
         fresh=no_resume,
         start=tuple(init_from or ()),
+        options=by_owner(head_option, "--head-option"),
+        keep_states=keep_states,
         quiet=quiet,
         command=command,
     )

@@ -6,6 +6,7 @@ drafter without an explicit `model` uses them. Independent of how training runs.
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -53,6 +54,8 @@ from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
 
+_GIVEN = ("target", "vocabulary")  # to every head
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -79,6 +82,10 @@ class Recipe:
         return kind
 
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
+        known = inspect.signature(self.kind).parameters
+        for name in options:
+            if name not in known or name in _GIVEN:
+                raise unknown(f"option of {self.name}", name, [own for own in known if own not in _GIVEN])
         arguments = dict(self.options) | options
         if self.reduced and vocabulary is not None:
             arguments["vocabulary"] = vocabulary

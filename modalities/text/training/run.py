@@ -28,8 +28,9 @@ from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
 from outrider.core.trace import Step
 from outrider.core.training.checkpoint import about, begin, vocabulary
-from outrider.core.training.dataset import Lesson, TargetTeacher, rejections, split
+from outrider.core.training.dataset import Lesson, TargetTeacher, Teacher, rejections, split
 from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.kept_states import KeptStates
 from outrider.core.training.optim import TrainingError, remove_checkpoint
 from outrider.text.loading import load
 from outrider.text.model import TextModel
@@ -69,6 +70,7 @@ class TrainingRequest:
     fresh: bool = False  # delete the checkpoint in the folder
     start: tuple[Path, ...] = ()  # initial weights of some of the recipes
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the heads, by recipe, over the recipe's
+    keep_states: float = 0.0  # GB of the target's states that are kept on disk for later epochs
     validations: int = 6
     patience: int = 0  # end after so many validations without longer accepted drafts; 0: never
     quiet: bool = False
@@ -85,8 +87,13 @@ class TrainingRequest:
             raise unknown("train_on", self.train_on, TRAIN_ON)
         if not 0 <= self.corpus_fraction < 1:
             raise InvalidOption(f"corpus_fraction is {self.corpus_fraction}; it must be at least 0 and below 1")
+        for name in self.options:
+            if name not in self.recipes:
+                raise unknown("recipe with options", name, self.recipes)
         if not self.minutes > 0:
             raise InvalidOption(f"minutes is {self.minutes}; it must be above 0")
+        if not self.keep_states >= 0:
+            raise InvalidOption(f"keep_states is {self.keep_states}; it must be 0 (off) or more GB")
 
 
 def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
@@ -140,8 +147,12 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         "vocabulary": None if vocabulary is None else _share(vocabulary, held_out),
         "seed": request.seed,
     }
+    teacher: Teacher = TargetTeacher(target)
+    if request.keep_states:
+        limit, name = round(request.keep_states * 1e9), f"{lm.name} {target.network.dtype}"
+        teacher = KeptStates(teacher, out / f"states-{rank}", limit, name=name)
     training = HeadTraining(
-        TargetTeacher(target),
+        teacher,
         draft_heads,
         _Source(lm, files, request, draft_heads),
         held_out,

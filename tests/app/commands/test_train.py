@@ -42,6 +42,19 @@ def test_recipes_are_listed() -> None:
     assert nothing.exit_code == 2 and "draft-model" in nothing.output
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("medusa", "--head-option", "heads=2"), "OWNER.NAME=VALUE"),
+        (("medusa", "--head-option", "medusa.heads"), "NAME=VALUE"),
+        (("image-medusa", "--keep-states", "1"), "heads of text models"),
+    ],
+)
+def test_options_of_heads_are_checked(options: tuple[str, ...], words: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 2 and words in result.output
+
+
 @pytest.mark.slow
 def test_a_draft_model_is_trained_and_resumed(tmp_path: Path, cache: Path) -> None:
     """The target generates prompts and answers to train on; running the command again resumes the training."""

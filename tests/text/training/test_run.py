@@ -282,11 +282,36 @@ def test_heads_train_on_their_own_outputs(folder: Path, prompts: Path, tmp_path:
         ({"minutes": 0}, "minutes"),
         ({"train_on": "by heart"}, "on-policy"),
         ({"corpus_fraction": 1.0}, "corpus_fraction"),
+        ({"options": {"medusa": {"heads": 2}}}, "draft-model"),
+        ({"keep_states": -1.0}, "keep_states"),
     ],
 )
 def test_invalid_options_raise_first(change: dict[str, object], words: str) -> None:
     with pytest.raises(OutriderError, match=words):
         TrainingRequest(**({"recipes": ("draft-model",)} | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_heads_have_the_options_given_and_states_are_read_once(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    request = TrainingRequest(
+        recipes=("medusa",),
+        model=str(folder),
+        prompts=(prompts,),
+        minutes=5,
+        steps=6,
+        batch_size=256,
+        options={"medusa": {"heads": 2}},
+        keep_states=1.0,
+        out=tmp_path / "kept",
+        quiet=True,
+    )
+    (file,) = train(request, say=lambda line: None)
+    assert json.loads(file.with_suffix(".json").read_text())["config"]["heads"] == 2
+    (computed,) = train(replace(request, keep_states=0.0, out=tmp_path / "computed"), say=lambda line: None)
+    assert file.read_bytes() == computed.read_bytes()
+    assert (tmp_path / "kept" / "states-0" / "states.bin").stat().st_size > 0
+    with pytest.raises(OutriderError, match="option of medusa"):
+        train(replace(request, options={"medusa": {"head": 2}}), say=lambda line: None)
 
 
 @pytest.mark.slow

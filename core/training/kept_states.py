@@ -1,0 +1,124 @@
+"""The teacher's hidden states on disk: later epochs, and a resumed run, read them instead of running the teacher.
+
+One file has the states of row after row, another the index. Independent of what the states are used for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from outrider.core.assets.files import write_atomically
+from outrider.core.errors import InvalidOption
+from outrider.core.training.dataset import Teacher
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a file holds: the first line of its index."""
+
+    teacher: str
+    taps: tuple[str, ...]
+    width: int
+    dtype: str
+
+    @property
+    def numbers(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def size(self, length: int) -> int:
+        """The bytes of a row of this many tokens."""
+        return len(self.taps) * length * self.width * self.numbers.itemsize
+
+
+class KeptStates:
+    """A teacher that computes the states of each row once, as long as all of them fit in `limit` bytes."""
+
+    def __init__(self, teacher: Teacher, folder: Path, limit: int, *, name: str) -> None:
+        """`name` of the teacher: states of another one are dropped."""
+        if limit < 1:
+            raise InvalidOption(f"limit is {limit} bytes; it must be 1 or more")
+        self.teacher, self.name, self.limit = teacher, name, limit
+        self.device, self.vocabulary = teacher.device, teacher.vocabulary
+        self.index, self.file = folder / "states.index", folder / "states.bin"
+        self._form: _Form | None = None  # None: nothing has been asked for
+        self._places: dict[str, int] = {}  # where a row's states begin in the file, in bytes
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
+        return self.teacher.logits(states, vocabulary)
+
+    def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
+        """The states [B, T, D] of every token; those of padding are 0."""
+        taps = tuple(sorted(needs | {"last"}))
+        if self._form is None:
+            self._open()
+        keys = [hashlib.blake2b(np.array(row, np.int64).tobytes(), digest_size=16).hexdigest() for row in rows]
+        stale = self._form is None or self._form.taps != taps
+        new = [n for n, key in enumerate(keys) if stale or key not in self._places]
+        made = self.teacher.states([rows[n] for n in new], needs) if new else {}
+        if stale:
+            self._begin(taps, made[taps[0]])
+        found = dict[int, Tensor]()
+        for place, n in enumerate(new):
+            found[n] = torch.stack([made[tap][place, : len(rows[n])] for tap in taps])
+            self._keep(keys[n], found[n])
+        longest = max(map(len, rows))
+        each = [found[n] if n in found else self._read(key, len(rows[n])) for n, key in enumerate(keys)]
+        padded = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in each]
+        return dict(zip(taps, torch.stack(padded, 1), strict=True))
+
+    def _open(self) -> None:
+        """Take over what an earlier run wrote, up to a line or states that are not whole."""
+        try:
+            first, *lines = self.index.read_text(encoding="utf-8").splitlines()
+            form, size = TypeAdapter(_Form).validate_json(first), self.file.stat().st_size
+            if form.teacher != self.name or not isinstance(form.numbers, torch.dtype):
+                return
+        except (OSError, ValueError, AttributeError):
+            return
+        entry, end, whole = TypeAdapter(tuple[str, int, int]), 0, [first]
+        with suppress(ValueError):
+            for line in lines:
+                key, start, length = entry.validate_json(line)
+                if start != end or start + form.size(length) > size:
+                    break
+                self._places[key], end = start, start + form.size(length)
+                whole.append(line)
+        self._form = form
+        os.truncate(self.file, end)
+        write_atomically(self.index, "\n".join(whole) + "\n")
+
+    def _begin(self, taps: tuple[str, ...], like: Tensor) -> None:
+        """Start new files."""
+        self._form = _Form(self.name, taps, like.shape[2], str(like.dtype).removeprefix("torch."))
+        self._places.clear()
+        self.file.write_bytes(b"")
+        self.index.write_text(TypeAdapter(_Form).dump_json(self._form).decode() + "\n", encoding="utf-8")
+
+    def _keep(self, key: str, states: Tensor) -> None:
+        assert self._form is not None
+        start, length = self.file.stat().st_size, states.shape[1]
+        if start + self._form.size(length) > self.limit:
+            return
+        with self.file.open("ab") as file:
+            file.write(states.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        with self.index.open("a", encoding="utf-8") as index:
+            index.write(json.dumps([key, start, length]) + "\n")
+        self._places[key] = start
+
+    def _read(self, key: str, length: int) -> Tensor:
+        form = self._form
+        assert form is not None
+        numbers = np.fromfile(self.file, np.uint8, form.size(length), offset=self._places[key])
+        return torch.from_numpy(numbers).view(form.numbers).view(len(form.taps), length, -1).to(self.device)

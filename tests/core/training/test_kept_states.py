@@ -1,0 +1,101 @@
+"""The teacher's states on disk: each row is computed once, and read back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.errors import InvalidOption
+from outrider.core.training.dataset import Lesson, read
+from outrider.core.training.kept_states import KeptStates
+
+NEEDS = frozenset({"layer.1"})
+ROWS = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
+
+
+class Counted:
+    """A teacher whose states say which token they are of, and that counts the rows it reads."""
+
+    device, vocabulary, width = torch.device("cpu"), 32, 3
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
+        self.rows += len(rows)
+        whole = torch.full((len(rows), max(map(len, rows)), self.width), 7.0)
+        for row, ids in enumerate(rows):
+            whole[row, : len(ids)] = torch.tensor(ids, dtype=torch.float32)[:, None] + torch.arange(self.width) / 8
+        return {tap: (whole + place).bfloat16() for place, tap in enumerate(sorted(needs | {"last"}))}
+
+    def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
+        return states
+
+
+def kept(folder: Path, limit: int = 1 << 20, name: str = "one") -> tuple[Counted, KeptStates]:
+    teacher = Counted()
+    return teacher, KeptStates(teacher, folder, limit, name=name)
+
+
+def same(made: KeptStates, rows: Sequence[Sequence[int]]) -> None:
+    wanted, found = Counted().states(rows, NEEDS), made.states(rows, NEEDS)
+    assert sorted(found) == sorted(wanted)
+    for tap, states in found.items():
+        assert states.dtype == torch.bfloat16 and states.shape == wanted[tap].shape
+        for row, ids in enumerate(rows):
+            assert torch.equal(states[row, : len(ids)], wanted[tap][row, : len(ids)])
+            assert not states[row, len(ids) :].any()
+
+
+def test_a_row_is_computed_once_in_this_run_and_the_next(tmp_path: Path) -> None:
+    teacher, made = kept(tmp_path)
+    same(made, ROWS[:2])
+    same(made, ROWS[::-1])
+    same(made, ROWS)
+    assert teacher.rows == 3
+    batch = read(made, [Lesson((1, 2), (3, 4))], NEEDS)
+    assert teacher.rows == 3 and torch.equal(batch.taps["last"], made.states(ROWS[:1], NEEDS)["last"])
+    later, again = kept(tmp_path)
+    same(again, ROWS)
+    assert later.rows == 0
+
+
+def test_states_of_another_teacher_or_of_other_taps_are_dropped(tmp_path: Path) -> None:
+    same(kept(tmp_path)[1], ROWS)
+    other, made = kept(tmp_path, name="two")
+    same(made, ROWS)
+    assert other.rows == 3
+    more = made.states(ROWS, NEEDS | {"layer.2"})
+    assert sorted(more) == ["last", "layer.1", "layer.2"] and other.rows == 6
+    assert made.states(ROWS, NEEDS | {"layer.2"}).keys() == more.keys() and other.rows == 6
+
+
+def test_what_was_not_written_whole_is_computed_again(tmp_path: Path) -> None:
+    _, made = kept(tmp_path)
+    same(made, ROWS)
+    whole = made.file.read_bytes()
+    for damaged, left in ((whole[:-1], 1), (whole[:50], 2), (b"", 3)):
+        made.file.write_bytes(damaged)
+        teacher, again = kept(tmp_path)
+        same(again, ROWS)
+        assert teacher.rows == left
+        same(kept(tmp_path)[1], ROWS)
+    for text in ("", "{", '{"teacher": "one"}\n', made.index.read_text().replace("bfloat16", "nn")):
+        made.index.write_text(text)
+        teacher, again = kept(tmp_path)
+        same(again, ROWS)
+        assert teacher.rows == 3
+        same(kept(tmp_path)[1], ROWS)
+
+
+def test_no_more_than_the_limit_is_kept(tmp_path: Path) -> None:
+    teacher, made = kept(tmp_path, limit=2 * 3 * 2 * 6)  # 6 tokens of two taps
+    for _ in range(2):
+        same(made, ROWS)
+    assert teacher.rows == 4 and made.file.stat().st_size <= made.limit
+    with pytest.raises(InvalidOption, match="1 or more"):
+        kept(tmp_path, limit=0)
