@@ -2,7 +2,7 @@
 
 Prompts come from files, from the target itself (an instruct model given only the header of a user's turn), or are tasks
 about passages of text. Answers are decoded in batches and appended to a file of JSON lines with token ids, so that
-generation can be resumed. Hidden states are never stored.
+generation can be resumed.
 """
 
 from __future__ import annotations
