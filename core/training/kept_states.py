@@ -120,5 +120,7 @@ class KeptStates:
     def _read(self, key: str, length: int) -> Tensor:
         form = self._form
         assert form is not None
-        numbers = np.fromfile(self.file, np.uint8, form.size(length), offset=self._places[key])
-        return torch.from_numpy(numbers).view(form.numbers).view(len(form.taps), length, -1).to(self.device)
+        with self.file.open("rb") as file:
+            file.seek(self._places[key])
+            numbers = bytearray(file.read(form.size(length)))
+        return torch.frombuffer(numbers, dtype=form.numbers).view(len(form.taps), length, -1).to(self.device)
