@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,6 @@ from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
 
-_GIVEN = ("target", "vocabulary")  # to every head
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -81,11 +80,17 @@ class Recipe:
         assert kind is not None
         return kind
 
+    @property
+    def known(self) -> set[str]:
+        """The options of the head, with those of the classes that it extends."""
+        kind: Any = self.kind
+        parts = [inspect.signature(part.__init__).parameters.values() for part in kind.__mro__]
+        return {part.name for part in chain(*parts) if part.kind is part.KEYWORD_ONLY} - {"vocabulary"}
+
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
-        known = inspect.signature(self.kind).parameters
         for name in options:
-            if name not in known or name in _GIVEN:
-                raise unknown(f"option of {self.name}", name, [own for own in known if own not in _GIVEN])
+            if name not in self.known:
+                raise unknown(f"option of {self.name}", name, self.known)
         arguments = dict(self.options) | options
         if self.reduced and vocabulary is not None:
             arguments["vocabulary"] = vocabulary
