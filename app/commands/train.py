@@ -36,6 +36,9 @@ def train(
             callback=device_named,
         ),
     ] = DEVICE,
+    dtype: Annotated[
+        str, typer.Option(help="Precision of a text target: bfloat16, float32, float16, int8 or int4.")
+    ] = "bfloat16",
     minutes: Annotated[
         float, typer.Option(help="Training time in minutes, generating answers included; for images, of each recipe.")
     ] = 30.0,
@@ -177,6 +180,7 @@ def train(
         recipes=tuple(recipes),
         model=model or TrainingRequest.model,
         device=device,
+        dtype=dtype,
         minutes=minutes,
         out=output_dir,
         data=tuple(data or ()),

@@ -41,6 +41,10 @@ class _Form:
         return len(self.taps) * length * self.width * self.numbers.itemsize
 
 
+def _key(row: Sequence[int]) -> str:
+    return hashlib.blake2b(np.array(row, np.int64).tobytes(), digest_size=16).hexdigest()
+
+
 class KeptStates:
     """A teacher that computes the states of each row once, as long as all of them fit in `limit` bytes."""
 
@@ -51,7 +55,7 @@ class KeptStates:
         self.teacher, self.name, self.limit = teacher, name, limit
         self.device, self.vocabulary = teacher.device, teacher.vocabulary
         self.index, self.file = folder / "states.index", folder / "states.bin"
-        self._form: _Form | None = None  # None: nothing has been asked for
+        self._form: _Form | None = None  # None: there is no file yet
         self._places: dict[str, int] = {}  # where a row's states begin in the file, in bytes
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,30 +64,46 @@ class KeptStates:
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """The states [B, T, D] of every token; those of padding are 0."""
-        taps = tuple(sorted(needs | {"last"}))
-        if self._form is None:
-            self._open()
-        keys = [hashlib.blake2b(np.array(row, np.int64).tobytes(), digest_size=16).hexdigest() for row in rows]
-        stale = self._form is None or self._form.taps != taps
-        new = [n for n, key in enumerate(keys) if stale or key not in self._places]
+        self._open(needs)
+        taps, keys = sorted(needs | {"last"}), [_key(row) for row in rows]
+        new = [n for n, key in enumerate(keys) if key not in self._places]
         made = self.teacher.states([rows[n] for n in new], needs) if new else {}
-        if stale:
-            self._begin(taps, made[taps[0]])
         found = dict[int, Tensor]()
         for place, n in enumerate(new):
             found[n] = torch.stack([made[tap][place, : len(rows[n])] for tap in taps])
-            self._keep(keys[n], found[n])
+            self.add(rows[n], needs, found[n])
         longest = max(map(len, rows))
         each = [found[n] if n in found else self._read(key, len(rows[n])) for n, key in enumerate(keys)]
         padded = [torch.nn.functional.pad(part, (0, 0, 0, longest - part.shape[1])) for part in each]
         return dict(zip(taps, torch.stack(padded, 1), strict=True))
 
-    def _open(self) -> None:
-        """Take over what an earlier run wrote, up to a line or states that are not whole."""
+    def add(self, row: Sequence[int], needs: frozenset[str], states: Tensor) -> None:
+        """Keep the states [taps, T, D] of a row, the taps in alphabetical order and with "last"."""
+        self._open(needs)
+        _, length, width = states.shape
+        if self._form is None:
+            self._form = _Form(self.name, tuple(sorted(needs | {"last"})), width, str(states.dtype).split(".")[1])
+            self.file.write_bytes(b"")
+            self.index.write_text(TypeAdapter(_Form).dump_json(self._form).decode() + "\n", encoding="utf-8")
+        start, key = self.file.stat().st_size, _key(row)
+        if key in self._places or start + self._form.size(length) > self.limit:
+            return
+        with self.file.open("ab") as file:
+            file.write(states.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        with self.index.open("a", encoding="utf-8") as index:
+            index.write(json.dumps([key, start, length]) + "\n")
+        self._places[key] = start
+
+    def _open(self, needs: frozenset[str]) -> None:
+        """Take over what an earlier run wrote of these taps, up to a line or states that are not whole."""
+        if self._form is not None and set(self._form.taps) == needs | {"last"}:
+            return
+        self._form = None
+        self._places.clear()
         try:
             first, *lines = self.index.read_text(encoding="utf-8").splitlines()
             form, size = TypeAdapter(_Form).validate_json(first), self.file.stat().st_size
-            if form.teacher != self.name or not isinstance(form.numbers, torch.dtype):
+            if form.teacher != self.name or set(form.taps) != needs | {"last"} or not form.size(1):
                 return
         except (OSError, ValueError, AttributeError):
             return
@@ -98,24 +118,6 @@ class KeptStates:
         self._form = form
         os.truncate(self.file, end)
         write_atomically(self.index, "\n".join(whole) + "\n")
-
-    def _begin(self, taps: tuple[str, ...], like: Tensor) -> None:
-        """Start new files."""
-        self._form = _Form(self.name, taps, like.shape[2], str(like.dtype).removeprefix("torch."))
-        self._places.clear()
-        self.file.write_bytes(b"")
-        self.index.write_text(TypeAdapter(_Form).dump_json(self._form).decode() + "\n", encoding="utf-8")
-
-    def _keep(self, key: str, states: Tensor) -> None:
-        assert self._form is not None
-        start, length = self.file.stat().st_size, states.shape[1]
-        if start + self._form.size(length) > self.limit:
-            return
-        with self.file.open("ab") as file:
-            file.write(states.contiguous().cpu().view(torch.uint8).numpy().tobytes())
-        with self.index.open("a", encoding="utf-8") as index:
-            index.write(json.dumps([key, start, length]) + "\n")
-        self._places[key] = start
 
     def _read(self, key: str, length: int) -> Tensor:
         form = self._form

@@ -28,6 +28,8 @@ from outrider.core.protocol import Target
 from outrider.core.rules.exact import Exact
 from outrider.core.step_recorder import Record
 from outrider.core.training.dataset import Lesson
+from outrider.core.training.kept_states import KeptStates
+from outrider.core.training.state_recorder import StateRecorder
 from outrider.text.model import TextModel
 from outrider.text.training.generation import continue_rows, draws_simply
 
@@ -186,26 +188,39 @@ def outputs(
     *,
     seed: int = 0,
     model: Target | None = None,
+    recorder: StateRecorder | None = None,
 ) -> list[list[int]]:
     """Decode prompts in one batch with the target, or with another model of its vocabulary."""
     target = model or lm.target()
-    if type(target) is Decoder and target.device.type != "cpu" and draws_simply(sampling):
+    if recorder is None and type(target) is Decoder and target.device.type != "cpu" and draws_simply(sampling):
         return continue_rows(target, prompts, sampling, limit, seed=seed)
     answers: list[list[int]] = [[] for _ in prompts]
     record = Record(nodes=False)
     for step in decode(
-        target, None, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
+        target, recorder, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
     ):
         answers[step.row] += step.emitted
     return answers
 
 
 class Writer:
-    """Answers prompts and appends the answers to a file, skipping prompts that the file already contains."""
+    """Answers prompts and appends the answers to a file, skipping prompts that the file already contains. The states at
+    the taps `needs` of what a CPU reads are kept, if there is a place for them."""
 
-    def __init__(self, lm: TextModel, path: Path, *, limit: int = 128, rows: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        lm: TextModel,
+        path: Path,
+        *,
+        limit: int = 128,
+        rows: int = 64,
+        seed: int = 0,
+        states: KeptStates | None = None,
+        needs: frozenset[str] = frozenset(),
+    ) -> None:
         if limit < 1 or rows < 1:
             raise InvalidOption(f"limit={limit}, rows={rows}: each must be 1 or more")
+        self.states, self.needs = states if lm.device == "cpu" else None, needs
         self.lm, self.path, self.limit, self.rows, self.seed = lm, path, limit, rows, seed
         path.parent.mkdir(parents=True, exist_ok=True)
         self.known = {one.prompt for one in read(path)}
@@ -234,8 +249,12 @@ class Writer:
         with self.path.open("a", encoding="utf-8") as file:
             if _cut(self.path):
                 file.write("\n")  # a process that was killed left part of a line, which is passed over
-            answers = outputs(self.lm, ids, sampling, self.limit, seed=self.seed)
-            for (prompt, kind), answer in zip(rows, answers, strict=True):
+            recorder = None if self.states is None else StateRecorder(self.needs)
+            answers = outputs(self.lm, ids, sampling, self.limit, seed=self.seed, recorder=recorder)
+            for row, ((prompt, kind), answer) in enumerate(zip(rows, answers, strict=True)):
+                if self.states is not None and recorder is not None:
+                    whole = [*prompt, *answer]
+                    self.states.add(whole, self.needs, recorder.states(row, len(whole)))
                 record = {"prompt": prompt, "answer": answer, "kind": kind, "temperature": temperature}
                 file.write(json.dumps(record, separators=(",", ":")) + "\n")
                 yield Lesson(prompt, tuple(answer), kind, temperature)

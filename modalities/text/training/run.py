@@ -52,6 +52,7 @@ class TrainingRequest:
     recipes: tuple[str, ...]
     model: str = "smollm2-135m"
     device: str = "cpu"
+    dtype: str = "bfloat16"  # of the target
     minutes: float = 30.0
     steps: int | None = None
     out: Path | None = None
@@ -103,7 +104,7 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
 
     rank = os.environ.get("LOCAL_RANK", "0")  # with several processes, each has its own GPU
     device = f"cuda:{rank}" if request.device == "cuda" else request.device
-    lm = load(request.model, device=device, dtype="bfloat16")
+    lm = load(request.model, device=device, dtype=request.dtype)
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose hidden states the recipes need")
@@ -111,11 +112,16 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
     if request.fresh and int(os.environ.get("RANK", "0")) == 0:
         remove_checkpoint(out)
         (out / "vocabulary.json").unlink(missing_ok=True)
+    recipes = {name: recipe(name) for name in request.recipes}
+    teacher: Teacher = TargetTeacher(target)
+    if request.keep_states:
+        limit, name = round(request.keep_states * 1e9), f"{lm.name} {request.dtype}"
+        teacher = KeptStates(teacher, out / f"states-{rank}", limit, name=name)
     start = time.monotonic()
     files = request.data or (home(lm.name) / "answers.jsonl",)
     if not request.data or request.prompts:
         with first_process(request.device):
-            _write(lm, request, files[0], say)
+            _write(lm, request, files[0], say, _recorded(target, request, teacher))
     minutes_spent = (time.monotonic() - start) / 60
     lessons = _read(files)
     training_lessons, held_out = divided(lessons)
@@ -124,7 +130,6 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
     say(f"{len(training_lessons):,} answers with {size:,} tokens for training, {len(held_out)} held out")
     vocabulary = _vocabulary(request, training_lessons, target, out)
     torch.manual_seed(request.seed)
-    recipes = {name: recipe(name) for name in request.recipes}
     draft_heads = {
         name: item.make(target, vocabulary, **request.options.get(name, {})) for name, item in recipes.items()
     }
@@ -147,10 +152,6 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         "vocabulary": None if vocabulary is None else _share(vocabulary, held_out),
         "seed": request.seed,
     }
-    teacher: Teacher = TargetTeacher(target)
-    if request.keep_states:
-        limit, name = round(request.keep_states * 1e9), f"{lm.name} {target.network.dtype}"
-        teacher = KeptStates(teacher, out / f"states-{rank}", limit, name=name)
     training = HeadTraining(
         teacher,
         draft_heads,
@@ -168,6 +169,14 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         say(f"{name}: {best:.3f} tokens per target pass (simulated chains on held-out answers)")
     say(f"weights, curve and checkpoint are in {out}")
     return [out / f"{name}.safetensors" for name in progress.best]
+
+
+def _recorded(target: Decoder, request: TrainingRequest, teacher: Teacher) -> dict[str, Any]:
+    """What `data.Writer` needs to keep the states of answers while they are written."""
+    if not isinstance(teacher, KeptStates):
+        return {}
+    heads = [recipe(name).make(target, None, **request.options.get(name, {})) for name in request.recipes]
+    return {"states": teacher, "needs": frozenset[str]().union(*(head.needs for head in heads))}
 
 
 def _watch(
@@ -291,7 +300,13 @@ def first_process(device: str) -> Iterator[None]:
         yield
 
 
-def _write(lm: TextModel, request: TrainingRequest, file: Path, say: Callable[[str], None]) -> None:
+def _write(
+    lm: TextModel,
+    request: TrainingRequest,
+    file: Path,
+    say: Callable[[str], None],
+    recorded: Mapping[str, Any],
+) -> None:
     """Let the target answer the given prompts, or its own if there are few answers yet, for at most a third of the
     time."""
     from tqdm import tqdm
@@ -301,7 +316,7 @@ def _write(lm: TextModel, request: TrainingRequest, file: Path, say: Callable[[s
     if not pending and tokens >= ENOUGH:
         return
     rows = 32 if lm.device == "cpu" else 1024
-    writer = data.Writer(lm, file, rows=rows, seed=request.seed + tokens)
+    writer = data.Writer(lm, file, rows=rows, seed=request.seed + tokens, **recorded)
     deadline = time.monotonic() + 20 * request.minutes
     say(f"{lm.name} generates training answers in {file}")
     with tqdm(total=ENOUGH, initial=tokens, unit=" tokens", disable=request.quiet) as bar:

@@ -9,11 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.core.decode import decode
+from outrider.core.engine.linear import fastest
+from outrider.core.engine.network import random_network
+from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
-from outrider.core.training.dataset import Lesson, read
+from outrider.core.rules.exact import Exact
+from outrider.core.training.dataset import Lesson, TargetTeacher, read
 from outrider.core.training.kept_states import KeptStates
+from outrider.core.training.state_recorder import StateRecorder
 
 NEEDS = frozenset({"layer.1"})
+SHAPE = Config(
+    hidden_size=64, intermediate_size=96, layers=3, heads=2, kv_heads=1, head_dim=32, vocabulary=96, context=64
+)
 ROWS = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
 
 
@@ -62,6 +72,25 @@ def test_a_row_is_computed_once_in_this_run_and_the_next(tmp_path: Path) -> None
     later, again = kept(tmp_path)
     same(again, ROWS)
     assert later.rows == 0
+
+
+def test_states_are_recorded_while_rows_of_unequal_length_are_decoded(tmp_path: Path) -> None:
+    target = Decoder(random_network(SHAPE, 3, dtype=torch.bfloat16).map_linears(fastest))
+    recorder, prompts = StateRecorder(NEEDS), [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
+    rows = [list(prompt) for prompt in prompts]
+    for step in decode(target, recorder, Exact(), prompts, max_new_tokens=[1, 9, 4]):
+        rows[step.row] += step.emitted
+    assert [len(row) for row in rows] == [6, 11, 7]
+    _, made = kept(tmp_path)
+    for number, row in enumerate(rows):
+        made.add(row, NEEDS, recorder.states(number, len(row)))
+    found, wanted = made.states(rows, NEEDS), TargetTeacher(target).states(rows, NEEDS)
+    for tap, states in found.items():
+        for number, row in enumerate(rows):
+            read = slice(0, len(row) - 1)
+            assert (states[number, read] - wanted[tap][number, read]).abs().max() < 0.05
+            assert not states[number, len(row) - 1 :].any()
+    assert made.teacher.rows == 0  # type: ignore[attr-defined]
 
 
 def test_states_of_another_teacher_or_of_other_taps_are_dropped(tmp_path: Path) -> None:

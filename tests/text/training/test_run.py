@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from outrider import text
 from outrider.core.engine.transformer import Config, Decoder
@@ -308,8 +309,10 @@ def test_heads_have_the_options_given_and_states_are_read_once(folder: Path, pro
     (file,) = train(request, say=lambda line: None)
     assert json.loads(file.with_suffix(".json").read_text())["config"]["heads"] == 2
     (computed,) = train(replace(request, keep_states=0.0, out=tmp_path / "computed"), say=lambda line: None)
-    assert file.read_bytes() == computed.read_bytes()
-    assert (tmp_path / "kept" / "states-0" / "states.bin").stat().st_size > 0
+    weights = load_file(computed)
+    for name, found in load_file(file).items():
+        assert torch.allclose(found.float(), weights[name].float(), atol=2e-3), name
+    assert len((tmp_path / "kept" / "states-0" / "states.index").read_text().splitlines()) > len(PROMPTS)
     with pytest.raises(OutriderError, match="option of medusa"):
         train(replace(request, options={"medusa": {"head": 2}}), say=lambda line: None)
 
