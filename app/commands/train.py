@@ -140,8 +140,8 @@ def train(
         trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
         if len(prompts or ()) > 1 or (prompts and model is None):
             raise typer.BadParameter("takes one file for a published --model", param_hint="--prompts")
-        if head_option or keep_states:
-            raise typer.BadParameter("is for heads of text models", param_hint="--head-option, --keep-states")
+        if head_option or keep_states or dtype != "bfloat16":
+            raise typer.BadParameter("is for heads of text models", param_hint="--head-option, --keep-states, --dtype")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
         if len(init_from or ()) > 1:
