@@ -111,8 +111,8 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[Patch], object]]] = {
     "1": (lengths_as_bounds, lambda patch: test_lengths.test_the_host_knows_all_lengths("eagle3", 0, patch)),
     "2": (a_graph_for_every_tree, lambda patch: test_capture.test_trees_of_the_host_share_recordings()),
     "3": (one_failure_ends_all, lambda patch: test_capture.test_a_failed_capture_concerns_its_shape_alone()),
-    "4": (captures_at_once, lambda patch: test_capture.test_threads_capture_in_turns_and_share_no_buffer()),
-    "5": (buffers_shared_by_threads, lambda patch: test_capture.test_threads_capture_in_turns_and_share_no_buffer()),
+    "4": (captures_at_once, lambda patch: test_capture.test_threads_capture_in_turns()),
+    "5": (buffers_shared_by_threads, lambda patch: test_capture.test_no_thread_writes_buffers_that_another_reads()),
     "6": (
         a_store_for_every_arrangement,
         lambda patch: test_batches.test_rows_come_and_go_in_one_buffer(False, None, shadow_device, patch),
