@@ -21,6 +21,8 @@ from outrider.core.assets.files import write_atomically
 from outrider.core.errors import InvalidOption
 from outrider.core.training.dataset import Teacher
 
+_ROUNDING = 0.1  # relative difference of states that the teacher computes once more, in other batches
+
 
 @dataclass(frozen=True)
 class _Form:
@@ -57,6 +59,7 @@ class KeptStates:
         self.index, self.file = folder / "states.index", folder / "states.bin"
         self._form: _Form | None = None  # None: there is no file yet
         self._places: dict[str, int] = {}  # where a row's states begin in the file, in bytes
+        self._earlier = frozenset[str]()  # rows of an earlier run, until one of them was compared
         folder.mkdir(parents=True, exist_ok=True)
 
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
@@ -66,6 +69,9 @@ class KeptStates:
         """The states [B, T, D] of every token; those of padding are 0."""
         self._open(needs)
         taps, keys = sorted(needs | {"last"}), [_key(row) for row in rows]
+        earlier = next((n for n, key in enumerate(keys) if key in self._earlier), None)
+        if earlier is not None and not self._still_computes(rows[earlier], keys[earlier], needs):
+            self._forget()
         new = [n for n, key in enumerate(keys) if key not in self._places]
         made = self.teacher.states([rows[n] for n in new], needs) if new else {}
         found = dict[int, Tensor]()
@@ -94,12 +100,23 @@ class KeptStates:
             index.write(json.dumps([key, start, length]) + "\n")
         self._places[key] = start
 
+    def _still_computes(self, row: Sequence[int], key: str, needs: frozenset[str]) -> bool:
+        """Whether the teacher has the weights that the states of an earlier run are of: those of one row tell."""
+        self._earlier = frozenset()
+        made, length = self.teacher.states([row], needs), max(len(row) - 1, 1)  # the last token may not have been read
+        now = torch.stack([made[tap][0, :length] for tap in sorted(made)])
+        kept = self._read(key, len(row))[:, :length]
+        return bool((now - kept).float().norm() <= _ROUNDING * now.float().norm())
+
+    def _forget(self) -> None:
+        self._form, self._earlier = None, frozenset()
+        self._places.clear()
+
     def _open(self, needs: frozenset[str]) -> None:
         """Take over what an earlier run wrote of these taps, up to a line or states that are not whole."""
         if self._form is not None and set(self._form.taps) == needs | {"last"}:
             return
-        self._form = None
-        self._places.clear()
+        self._forget()
         try:
             first, *lines = self.index.read_text(encoding="utf-8").splitlines()
             form, size = TypeAdapter(_Form).validate_json(first), self.file.stat().st_size
@@ -115,7 +132,7 @@ class KeptStates:
                     break
                 self._places[key], end = start, start + form.size(length)
                 whole.append(line)
-        self._form = form
+        self._form, self._earlier = form, frozenset(self._places)
         os.truncate(self.file, end)
         write_atomically(self.index, "\n".join(whole) + "\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ from outrider.core.drafters.draft_model.fewer_tokens import can_predict_fewer, p
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.engine.loading.model_object import target_of
-from outrider.core.errors import InvalidOption
-from outrider.core.methods import AUTO, Input
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods import AUTO, DRAFTERS, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
@@ -203,6 +205,24 @@ def drafters_of_head(model: TextModel, source: Any) -> list[str]:
     if path is not None:
         model.draft_heads[path, drafters[-1]] = head
     return drafters
+
+
+def can_be_merged(model: TextModel, drafter: str) -> bool:
+    """Whether `auto` merges a head's guesses with those of other drafters: fixed ones, in trees. On a GPU, where the
+    rounds of a head alone are recorded and those of merged drafters wait for the host, it does not."""
+    return model.device == "cpu" and DRAFTERS[drafter].topology[0] == "tree"
+
+
+def head_trained_here(model: TextModel) -> Path | None:
+    """The best head that `outrider train` made for this target, of those that can be merged."""
+    path = recipes.trained_tree(model.name)
+    if path is None or not isinstance(model.target(), Decoder):
+        return None
+    try:
+        return path if can_be_merged(model, drafters_of_head(model, path)[-1]) else None
+    except OutriderError as error:
+        warnings.warn(f"`auto` does without {path}: {error}", stacklevel=2)
+        return None
 
 
 # ---- texts as token ids

@@ -82,7 +82,7 @@ class Options:
     drafter: str | Drafter | None = AUTO.name  # a name of `model.drafters`, or an object; None: plain decoding
     draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
     draft_vocabulary: int | None = None  # it drafts its first N tokens; 0: any; None: 65,536 if it has twice as many
-    head: Any = None  # a draft head: a file, a folder, or a hub id of a published one; "auto" is then its drafter
+    head: Any = None  # a draft head: a file, a folder, or a hub id of a published one, for "auto" too
     num_draft_tokens: int | None = None  # draft tokens per target pass, at most; None: the drafter's default
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     max_new_tokens: int = 256  # fewer where the model's context ends

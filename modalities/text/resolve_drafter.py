@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.errors import InvalidOption, unknown
@@ -67,46 +68,88 @@ def check_names(drafter: str | None, rule: str) -> None:
         raise unknown("rule", rule, rules())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """A drafter, its options, and the models that it is given."""
+
+    drafter: Any  # a name, a drafter, or None
+    options: Mapping[str, Any]
+    draft_model: Any = None
+    head: Any = None
+    notes: Mapping[str, str] = field(default_factory=dict)  # for the trace
+
+
 def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
     """The drafter of these options, for this many batch rows, and the measured costs that it uses."""
     inputs: dict[Input, Provider] = {kind: partial(make, model) for kind, make in _INPUTS.items()}
     inputs[Input.DRAFT_MODEL] = partial(drafter_inputs.draft_model, model, options.draft_vocabulary)
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
-    draft_model, drafter = options.draft_model, options.drafter
-    own = drafter == AUTO.name and options.drafter_options and options.drafter_options.keys() <= AUTO.options.keys()
-    if draft_model is None and isinstance(drafter, str) and model.draft_model is not None and not own:
-        method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
-        if method.takes_draft_model and "model" not in options.drafter_options:
-            draft_model = model.draft_model
-    drafter_options, notes = options.drafter_options, dict[str, str]()
-    if draft_model is not None and drafter == AUTO.name:
-        drafter = DRAFT_MODEL.name
-        if rows == 1 and not drafter_options and options.num_draft_tokens is None:
-            members = partial(catalogue.members, AUTO, {})
-            drafter_options = drafter_inputs.fastest_length(model, draft_model, options.draft_vocabulary, members)
-            notes = {"options": json.dumps(drafter_options)}
-    head = options.head
-    if head is None and model.head is not None and isinstance(drafter, str):
-        fits = drafter == AUTO.name or drafter in drafter_inputs.drafters_of_head(model, model.head)
-        head = model.head if fits and "head" not in options.drafter_options else None
-    if head is not None and drafter == AUTO.name:
-        drafter = drafter_inputs.drafters_of_head(model, head)[-1]
-    if drafter == AUTO.name and not drafter_options:
-        default = default_of(model.name)
-        drafter, drafter_options = default.drafter or drafter, default.options
-    if options.draft_vocabulary is not None and isinstance(drafter, str):
-        kinds = catalogue.method(drafter).inputs.values()
+    choice = (_auto if options.drafter == AUTO.name else _named)(model, options, catalogue, rows)
+    if options.draft_vocabulary is not None and isinstance(choice.drafter, str):
+        kinds = catalogue.method(choice.drafter).inputs.values()
         if Input.DRAFT_MODEL not in kinds and Input.DRAFTERS not in kinds:
-            raise InvalidOption(f"the drafter '{drafter}' takes no draft model, so draft_vocabulary does nothing there")
+            raise InvalidOption(
+                f"the drafter '{choice.drafter}' takes no draft model, so draft_vocabulary does nothing there"
+            )
     resolved = catalogue.drafter(
-        drafter,
-        drafter_options,
-        draft_model=draft_model,
-        head=head,
+        choice.drafter,
+        choice.options,
+        draft_model=choice.draft_model,
+        head=choice.head,
         num_draft_tokens=options.num_draft_tokens,
     )
-    return replace(resolved, notes={**resolved.notes, **notes})
+    return replace(resolved, notes={**resolved.notes, **choice.notes})
+
+
+def _named(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -> _Choice:
+    """A drafter that was asked for, with the draft model or the head that the target was loaded with, if it fits."""
+    drafter, given, draft_model, head = options.drafter, options.drafter_options, options.draft_model, options.head
+    if isinstance(drafter, str):
+        if draft_model is None and model.draft_model is not None:
+            takes = catalogue.method(drafter).takes_draft_model and "model" not in given
+            draft_model = model.draft_model if takes else None
+        if head is None and model.head is not None and "head" not in given:
+            head = model.head if drafter in drafter_inputs.drafters_of_head(model, model.head) else None
+    return _Choice(drafter=drafter, options=given, draft_model=draft_model, head=head)
+
+
+def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -> _Choice:
+    """What `auto` stands for: chains by the draft model; drafters merged with the head, if there is one and its guesses
+    can be merged; what was measured for the target; else the merged training-free drafters."""
+    given, default = options.drafter_options, default_of(model.name)
+    own = given.keys() <= {*AUTO.options, *AUTO.needs}
+    draft_model, head = options.draft_model, options.head
+    if draft_model is None and not (given and own) and "model" not in given:
+        draft_model = model.draft_model
+    if draft_model is not None:
+        chosen, notes = given, dict[str, str]()
+        if rows == 1 and not given and options.num_draft_tokens is None:
+            members = partial(catalogue.members, AUTO, {})
+            chosen = drafter_inputs.fastest_length(model, draft_model, options.draft_vocabulary, members)
+            notes = {"options": json.dumps(chosen)}
+        return _Choice(drafter=DRAFT_MODEL.name, options=chosen, draft_model=draft_model, head=head, notes=notes)
+    if head is None and "head" not in given:
+        head = model.head
+        if head is None and own and "drafters" not in given and default.drafter is None:
+            head = drafter_inputs.head_trained_here(model)
+    if head is not None:
+        drafter = drafter_inputs.drafters_of_head(model, head)[-1]
+        if own and drafter_inputs.can_be_merged(model, drafter):
+            notes = {"head": str(head)} if isinstance(head, Path) else {}
+            return _Choice(drafter=AUTO.name, options=_with_head(drafter, head, given), notes=notes)
+        return _Choice(drafter=drafter, options=given, head=head)
+    if not given:
+        return _Choice(drafter=default.drafter or AUTO.name, options=default.options)
+    return _Choice(drafter=AUTO.name, options=given)
+
+
+def _with_head(drafter: str, head: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `auto` with the drafter of a head among its drafters."""
+    members, by_member = options.get("drafters", AUTO.presets["drafters"]), options.get("options") or {}
+    members = members if drafter in members else (*members, drafter)
+    own = {"head": head, **by_member.get(drafter, {})}
+    return {**options, "drafters": members, "options": {**by_member, drafter: own}}
 
 
 def resolve_rule(options: Options) -> Resolved[Rule]:

@@ -407,9 +407,10 @@ def test_eagle3_on_a_class_that_our_decoder_does_not_run(tmp_path: Path, tiny: S
     lm = text.load(folder, dtype="float32", head=head)
     for settings in ({"temperature": 0.0}, {"temperature": 1.0, "rule": "gumbel-match", "seed": 5}):
         plain = lm.generate(PROMPT, drafter=None, max_new_tokens=16, **settings)
-        out = lm.generate(PROMPT, max_new_tokens=16, **settings)
-        assert out.tokens == plain.tokens and out.trace.method.startswith("eagle3")
-        assert any(step.drafted for step in out.trace.steps)
+        for drafter in ("auto", "eagle3"):
+            out = lm.generate(PROMPT, drafter=drafter, max_new_tokens=16, **settings)
+            assert out.tokens == plain.tokens and out.trace.method.startswith(drafter)
+            assert any(step.drafted for step in out.trace.steps)
     with pytest.raises(Incompatible, match="on our own decoder, and this one runs on TransformersTarget"):
         lm.generate(PROMPT, drafter="eagle3", head=head / "model.safetensors")
 
