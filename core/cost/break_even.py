@@ -126,27 +126,29 @@ class RecentSpeed:
 
 @dataclass
 class ModelDraftValue:
-    """Running mean of the tokens per round when model-based drafters are queried. They are queried only if the expected
-    gain over the cheap drafters exceeds their cost; the mean recovers slowly so that they are retried."""
+    """Running means of the tokens of a round in which model-based drafters are queried, and of its time in plain
+    rounds. They recover slowly from a disappointment, so that these drafters are tried again."""
 
-    tokens: float = 2.5  # initial value
-    rate: float = 0.1  # of the mean, per query
-    recovery: float = 0.01  # towards the initial value, per round without a query
+    rounds: float  # initial time, of a round with a usual draft
+    tokens: float = 2.2  # initial value
+    rate: float = 0.1  # of the means, per query
+    recovery: float = 0.01  # towards the initial values, per round without a query
 
     def __post_init__(self) -> None:
-        self._initial = self.tokens
+        self._initial = self.tokens, self.rounds
 
-    def record(self, tokens: float) -> None:
+    def record(self, tokens: float, rounds: float) -> None:
         """Add a round in which they were queried."""
-        self.tokens += self.rate * (tokens - self.tokens)
-
-    def gain(self, cheap: float) -> float:
-        """The expected tokens beyond those of the cheap drafters."""
-        return self.tokens - cheap
+        self._move(self.rate, tokens, rounds)
 
     def skip(self) -> None:
         """Add a round in which they were not queried."""
-        self.tokens += self.recovery * max(self._initial - self.tokens, 0.0)
+        if self.tokens * self._initial[1] < self._initial[0] * self.rounds:
+            self._move(self.recovery, *self._initial)
+
+    def _move(self, rate: float, tokens: float, rounds: float) -> None:
+        self.tokens += rate * (tokens - self.tokens)
+        self.rounds += rate * (rounds - self.rounds)
 
 
 _MAX_FAILURES = 4  # tries in a row without a draft, before a pause

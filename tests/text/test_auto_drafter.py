@@ -17,6 +17,7 @@ from outrider.core.drafters.combined.auto import Auto
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
+from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
@@ -250,6 +251,34 @@ def test_who_asks_a_model_is_asked_where_that_brings_more_than_it_costs(
     assert knowing.watched == len(out.trace.steps), "it sees what becomes of the others' guesses"
     assert knowing.asked == asked
     assert (len(out.trace.steps) < 10) == (asked == 8)
+
+
+class Remembering(TokenRecycling):
+    """Knows what comes next without a model, after the first tokens."""
+
+    def __init__(self, known: list[int], first: int) -> None:
+        super().__init__()
+        self.known, self.first, self.place = known, first, 0
+
+    def tries(self, room: Any) -> list[Trie]:
+        trie = Trie()
+        if self.place >= self.first:
+            trie.add(self.known[self.place : self.place + 2], 0.8)
+        return [trie]
+
+    def observe(self, draft: Any, scores: Any, verdict: Any, rng: Any) -> None:
+        super().observe(draft, scores, verdict, rng)
+        self.place += len(verdict.rows(draft)[0])
+
+
+def test_what_a_model_loses_does_not_end_drafting_by_the_others(lm: TextModel) -> None:
+    plain, wrong = lm.generate(REPEATING, drafter=None, **RAW).tokens, Knowing([0] * 100)
+    costs = Costs.parse("-1:10.2 0:16 1:10 2:16.5 8:17 24:18")
+    drafter = Auto(costs=costs, drafters={"remembering": Remembering(plain, 10), "wrong": wrong})
+    found = lm.generate(REPEATING, drafter=drafter, **RAW)
+    assert found.tokens == plain
+    assert 0 < wrong.asked <= 4
+    assert len(found.trace.steps) <= 15 + (len(plain) - 10) / 3, "soon as if there were no model"
 
 
 CROWD = [REPEATING, "the cat sat on the mat", "rain", "a quick brown fox", "seven", "wizards play", "the dog", "log"]

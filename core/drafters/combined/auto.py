@@ -10,6 +10,7 @@ Uses drafters through the protocol only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import CatchUpDrafter, Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
+
+_USUAL = 3  # guesses in a round, until those of models are known
 
 
 class Auto(Ensemble):
@@ -55,9 +58,12 @@ class Auto(Ensemble):
     def _start(self, rows: int) -> None:
         self._missed: list[list[int]] = [[] for _ in range(rows)]  # tokens committed during a pause
         # a lost round costs a batch more time than a single row
-        self._budget = DraftBudget(initial=2.0, limit=4.0) if rows == 1 else DraftBudget()
-        self._speed, self._model_value = RecentSpeed(), ModelDraftValue()
-        self._paused = self._cheap_only = False
+        made = partial(DraftBudget, initial=2.0, limit=4.0) if rows == 1 else DraftBudget
+        # what drafters that run a model lose does not end drafting by the others
+        self._budget, self._model_budget = made(), made()
+        self._speed = RecentSpeed()
+        self._model_value: ModelDraftValue | None = None  # of the drafters that run a model
+        self._paused = self._cheap_only = self._may_query_models = False
         self._going = [True] * rows
         self._ratios: dict[tuple[int, int], float] = {}
 
@@ -72,8 +78,14 @@ class Auto(Ensemble):
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._going = [left >= 0 for left in room.tolist()]
         rows = len(self._going)
-        overhead = self.costs.cheap_overhead(rows) if self._mixed else self.costs.overhead(rows)
-        self._paused = not self._budget.may_draft(overhead, rows)
+        if self._cheap_only and self._model_value is not None:
+            self._model_value.skip()  # in the last round
+        self._cheap_only = self._mixed
+        cheap, whole = self.costs.cheap_overhead(rows), self.costs.overhead(rows)
+        affordable = self._mixed and self._model_budget.may_draft(whole - cheap, rows)
+        self._may_query_models = affordable and self._worth_of_models() > self._speed.worth(1.0, 1.0)
+        may_draft = self._budget.may_draft(cheap if self._mixed else whole, rows)
+        self._paused = not (may_draft or self._may_query_models)
         if self._paused:
             self._speed.record(1.0, 1.0)
             if rows == 1 or not self._lazy:
@@ -82,23 +94,26 @@ class Auto(Ensemble):
         self._catch_up()
         draft = self._draft(self._guesses(room, rng), rng)
         if draft.size:
-            self._budget.succeeded()
+            self._spent.succeeded()
         else:
             self._speed.record(1.0, 1 + self._overhead)
-            self._budget.failed(self._overhead)
+            self._spent.failed(self._overhead)
+            self._learn_of_models(1.0, 1 + self._overhead)
         return draft
+
+    @property
+    def _spent(self) -> DraftBudget:
+        """The budget that this round is paid from."""
+        return self._model_budget if self._mixed and not self._cheap_only else self._budget
 
     def _guesses(self, room: Tensor, rng: CounterRNG) -> list[Trie]:
         """The merged guesses of the drafters that are worth querying."""
-        self._cheap_only = self._mixed
         if not self._mixed:
             return self._merged(self._query([True] * len(self.drafters), room, rng))
-        parts, rows = self._query(self._cheap, room, rng), len(self._going)
+        parts = self._query(self._cheap, room, rng)
         tries = self._merged(parts)
-        _, tokens = self._best([trie.weights for trie in tries])
-        model_cost = self.costs.overhead(rows) - self.costs.cheap_overhead(rows)
-        if self._speed.worth(self._model_value.gain(tokens), model_cost) <= 0:
-            self._model_value.skip()
+        cheap_worth = self._best([trie.weights for trie in tries])[1]
+        if not self._may_query_models or self._worth_of_models() <= cheap_worth:
             return tries
         self._cheap_only = False
         more = self._query([not cheap for cheap in self._cheap], room, rng)
@@ -128,17 +143,16 @@ class Auto(Ensemble):
         return [self._best(rows)[0]] * len(rows)
 
     def _best(self, rows: Sequence[Sequence[float]]) -> tuple[int, float]:
-        """The number of guesses per row that is predicted to be worth the most, given their weights, and the tokens per
-        row expected from it."""
-        best, expected, highest, tokens = 0, 1.0, self._speed.worth(1.0, 1 + self._overhead), 1.0
+        """The number of guesses per row that is predicted to be worth the most, given their weights, and its worth."""
+        best, highest, tokens = 0, self._speed.worth(1.0, 1 + self._overhead), 1.0
         ordered = [sorted(weights, reverse=True) for weights in rows]
         going = max(sum(self._going), 1)
         for count in range(1, min(self.nodes, max(map(len, rows))) + 1):
             tokens += sum(weights[count - 1] for weights in ordered if len(weights) >= count) / going
             worth = self._speed.worth(tokens, self._ratio(count))
             if worth > highest:
-                best, expected, highest = count, tokens, worth
-        return best, expected
+                best, highest = count, worth
+        return best, highest
 
     def _ratio(self, guesses: int) -> float:
         """The cost of a round with this many guesses in each row, finished and empty ones included."""
@@ -158,6 +172,16 @@ class Auto(Ensemble):
             pairs = zip(verdict.rows(draft), self._going, strict=True)
             tokens = sum(len(emitted) for emitted, going in pairs if going) / sum(self._going)
             self._speed.record(tokens, self._ratio(draft.size))
-            if self._mixed and not self._cheap_only:
-                self._model_value.record(tokens)
-            self._budget.add(tokens - self._ratio(draft.size))
+            self._learn_of_models(tokens, self._ratio(draft.size))
+            self._spent.add(tokens - self._ratio(draft.size))
+
+    def _worth_of_models(self) -> float:
+        if self._model_value is None:
+            rows = len(self._going)
+            least = 1 + self.costs.overhead(rows)
+            self._model_value = ModelDraftValue(rounds=max(self.costs.ratio(rows, _USUAL), least))
+        return self._speed.worth(self._model_value.tokens, self._model_value.rounds)
+
+    def _learn_of_models(self, tokens: float, rounds: float) -> None:
+        if self._model_value is not None and not self._cheap_only:
+            self._model_value.record(tokens, rounds)

@@ -130,19 +130,18 @@ def test_the_recent_speed_is_at_least_plain_and_follows_the_rounds() -> None:
 
 
 def test_the_value_of_model_drafts_follows_queries_and_recovers() -> None:
-    value = ModelDraftValue(tokens=2.5)
-    assert value.gain(1.5) == pytest.approx(1.0) and value.gain(4.0) < 0
+    value = ModelDraftValue(rounds=1.5, tokens=2.4)
     for _ in range(60):
-        value.record(1.0)
-    assert 0 < value.gain(1.0) < 0.01
+        value.record(1.0, 2.0)
+    assert (value.tokens, value.rounds) == (pytest.approx(1.0, abs=0.01), pytest.approx(2.0, abs=0.01))
     for _ in range(100):
         value.skip()
-    assert 0.5 < value.gain(1.0) < 1.5
+    assert 1.5 < value.tokens < 2.4 and 1.5 < value.rounds < 1.9
     for _ in range(60):
-        value.record(5.0)
-    before = value.gain(1.0)
+        value.record(5.0, 1.5)
+    before = value.tokens
     value.skip()
-    assert value.gain(1.0) == before > 3.9
+    assert value.tokens == before > 4.9
 
 
 def test_the_cheap_overhead_is_at_most_the_whole_overhead() -> None:
