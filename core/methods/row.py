@@ -60,6 +60,7 @@ class Method:
     presets: Mapping[str, Any] = field(default_factory=dict)  # default members of a combination, and their options
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by modality: default options
     relaxed_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise, under a relaxed rule
+    merged_defaults: Mapping[str, Any] = field(default_factory=dict)  # likewise, of a drafter that `auto` merges
     ranges: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # option: lowest, highest, step
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the values of a string option
     samples_chain: bool = False  # a drafter: samples a whole chain every round; a rule: requires such a chain

@@ -20,6 +20,8 @@ from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
+_WHILE_LIKELY = {"min_probability": 0.1}  # a guess that is less likely does not pay for its place in a pass
+
 # Speech distributions have high entropy, so sampled drafts with many nodes on the first level work best. These trees
 # are the best of 16 nodes by acceptance on 24 sentences at temperature 0.6 (outrider.speech.evaluation.tree_search).
 # Relaxed rules accept the most probable tokens more often than sampled ones, so under them drafts are fixed guesses.
@@ -76,6 +78,7 @@ HYDRA = Method(
     topology=("tree", "chain"),
     capabilities=(Capability.BATCHED,),
     inputs={"head": Input.DRAFT_HEAD},
+    merged_defaults=_WHILE_LIKELY,
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 1, 2, 3, 5, 5, 6)}},
     relaxed_defaults={"speech": {"draft_kind": "dynamic", "nodes": 24}},
     test_head_options={"heads": 2, "vocabulary": (2, 0)},
@@ -115,6 +118,7 @@ EAGLE2 = Method(
     topology=("tree", "chain"),
     capabilities=(Capability.BATCHED,),
     inputs={"head": Input.DRAFT_HEAD},
+    merged_defaults=_WHILE_LIKELY,
     test_options=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "min_probability": 0.3}),
 )
 
@@ -130,6 +134,7 @@ EAGLE3 = Method(
     capabilities=(Capability.BATCHED,),
     vllm="eagle3",
     inputs={"head": Input.DRAFT_HEAD},
+    merged_defaults=_WHILE_LIKELY,
     defaults={"speech": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
     test_head_options={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},

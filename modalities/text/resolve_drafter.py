@@ -148,7 +148,7 @@ def _with_head(drafter: str, head: Any, options: Mapping[str, Any]) -> dict[str,
     """The options of `auto` with the drafter of a head among its drafters."""
     members, by_member = options.get("drafters", AUTO.presets["drafters"]), options.get("options") or {}
     members = members if drafter in members else (*members, drafter)
-    own = {"head": head, **by_member.get(drafter, {})}
+    own = {**DRAFTERS[drafter].merged_defaults, "head": head, **by_member.get(drafter, {})}
     return {**options, "drafters": members, "options": {**by_member, drafter: own}}
 
 

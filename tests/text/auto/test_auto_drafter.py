@@ -18,15 +18,11 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.drafters.lookup.trie import Trie
-from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Drafter, Prefill
-from outrider.core.training.checkpoint import save
 from outrider.core.tree import Tree
-from outrider.text import TextModel, bigrams, recipes
-from outrider.text.options import Options
-from outrider.text.resolve_drafter import resolve_drafter
+from outrider.text import TextModel, bigrams
 
 FREE = "1:10 2:10 4:10 8:10 16:10 32:10"  # milliseconds: a pass over many tokens costs what one costs
 DEAR = "1:10 2:20 4:40 8:80 16:160 32:320"
@@ -101,50 +97,6 @@ def test_drafters_by_name_have_costs_of_their_own(lm: TextModel, cache: Path) ->
             lm.generate(REPEATING, drafter_options={"drafters": wrong}, **RAW)
     with pytest.raises(InvalidOption, match="no-such"):
         lm.generate(REPEATING, drafter_options={"drafters": ["no-such"]}, **RAW)
-
-
-def head(lm: TextModel, name: str, folder: Path, tokens_per_pass: float = 1.0) -> Path:
-    """A file of a recipe's draft head with random weights."""
-    path = folder / f"{name}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = recipes.recipe(name).make(lm.target(), None)  # type: ignore[arg-type]
-    save(made, path, {"validation": {"tokens_per_pass": tokens_per_pass}})
-    return path
-
-
-def made(lm: TextModel, **options: Any) -> list[str]:
-    """The classes of the drafters that `auto` merges; or that of the drafter that it stands for."""
-    drafter = resolve_drafter(lm, Options(drafter="auto", **options)).made
-    drafters = drafter.drafters if isinstance(drafter, Auto) else [drafter]
-    return [
-        each.draft_head.__class__.__name__ if isinstance(each, Learned) else type(each).__name__ for each in drafters
-    ]
-
-
-def test_guesses_of_a_head_are_merged_where_they_are_fixed(lm: TextModel, tmp_path: Path) -> None:
-    usual, costs = ["Suffix", "TokenRecycling"], {"costs": FREE}
-    medusa, mtp = head(lm, "medusa", tmp_path / "given"), head(lm, "mtp", tmp_path / "given")
-    assert made(lm, drafter_options=costs) == usual
-    assert made(lm, drafter_options=costs, head=medusa) == [*usual, "MedusaHeads"]
-    assert made(lm, drafter_options={**costs, "drafters": ["suffix"]}, head=str(medusa)) == ["Suffix", "MedusaHeads"]
-    assert made(lm, head=mtp) == ["MtpModules"], "its chains are drawn"
-    assert made(lm, drafter_options={"draft_kind": "chain"}, head=medusa) == ["MedusaHeads"], "not an option of auto"
-    out = lm.generate(REPEATING, head=medusa, drafter_options=costs, **RAW)
-    assert out.trace.method == "auto" and out.tokens == lm.generate(REPEATING, drafter=None, **RAW).tokens
-
-
-def test_the_best_head_that_was_trained_here_is_merged(lm: TextModel) -> None:
-    costs, home = {"costs": FREE}, recipes.home(lm.name)
-    head(lm, "medusa", home / "medusa", 1.4)
-    best = head(lm, "eagle3", home / "eagle3", 1.9)
-    head(lm, "mtp", home / "mtp", 2.5)  # draws chains
-    assert made(lm, drafter_options=costs) == ["Suffix", "TokenRecycling", "Eagle3Head"]
-    assert made(lm, drafter_options={**costs, "drafters": ["suffix"]}) == ["Suffix"], "the drafters are given"
-    assert lm.generate("a", drafter_options=costs, **RAW).trace.options["drafter.head"] == str(best)
-    best.write_bytes(b"cut")
-    lm.draft_heads.clear()
-    with pytest.warns(UserWarning, match="`auto` does without .*eagle3.safetensors"):
-        assert made(lm, drafter_options=costs) == ["Suffix", "TokenRecycling"]
 
 
 @pytest.mark.slow
