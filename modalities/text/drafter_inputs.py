@@ -215,14 +215,15 @@ def can_be_merged(model: TextModel, drafter: str) -> bool:
 
 def head_trained_here(model: TextModel) -> Path | None:
     """The best head that `outrider train` made for this target, of those that can be merged."""
-    path = recipes.trained_tree(model.name)
+    path = recipes.trained_tree(model.name) if model.device == "cpu" else None
     if path is None or not isinstance(model.target(), Decoder):
         return None
     try:
-        return path if can_be_merged(model, drafters_of_head(model, path)[-1]) else None
+        drafters_of_head(model, path)
     except OutriderError as error:
         warnings.warn(f"`auto` does without {path}: {error}", stacklevel=2)
         return None
+    return path
 
 
 # ---- texts as token ids
