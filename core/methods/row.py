@@ -80,6 +80,11 @@ class Method:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether its drafts are trees by default: fixed guesses, which can be merged with those of others."""
+        return self.topology[0] == "tree"
+
     def can_verify(self, drafter: Method) -> bool:
         """Whether this rule can verify the drafter's drafts, with default options and at any temperature."""
         sampled = drafter.samples_chain or not self.samples_chain

@@ -210,7 +210,7 @@ def drafters_of_head(model: TextModel, source: Any) -> list[str]:
 def can_be_merged(model: TextModel, drafter: str) -> bool:
     """Whether `auto` merges a head's guesses with those of other drafters: fixed ones, in trees. On a GPU, where the
     rounds of a head alone are recorded and those of merged drafters wait for the host, it does not."""
-    return model.device == "cpu" and DRAFTERS[drafter].topology[0] == "tree"
+    return model.device == "cpu" and DRAFTERS[drafter].drafts_trees
 
 
 def head_trained_here(model: TextModel) -> Path | None:

@@ -266,7 +266,7 @@ def find(target: str, drafter: str) -> Path | None:
 def trained_tree(target: str) -> Path | None:
     """Return the weights trained for a target on this machine, of drafters that draft trees, with the best validation:
     their guesses can be merged with those of others."""
-    trees = [name for name in RECIPES if name in DRAFTERS and DRAFTERS[name].topology[0] == "tree"]
+    trees = [name for name in RECIPES if name in DRAFTERS and DRAFTERS[name].drafts_trees]
     files = [path for name in trees for path in sorted(home(target).glob(f"*/{name}.safetensors"))]
     validated = [(value, path) for path in files if (value := worth(path)) is not None]
     return max(validated, key=lambda each: each[0])[1] if validated else None

@@ -85,7 +85,10 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
     inputs[Input.DRAFT_MODEL] = partial(drafter_inputs.draft_model, model, options.draft_vocabulary)
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
-    choice = (_auto if options.drafter == AUTO.name else _named)(model, options, catalogue, rows)
+    if options.drafter == AUTO.name:
+        choice = _auto(model, options, catalogue, rows)
+    else:
+        choice = _named(model, options, catalogue)
     if options.draft_vocabulary is not None and isinstance(choice.drafter, str):
         kinds = catalogue.method(choice.drafter).inputs.values()
         if Input.DRAFT_MODEL not in kinds and Input.DRAFTERS not in kinds:
@@ -102,7 +105,7 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
     return replace(resolved, notes={**resolved.notes, **choice.notes})
 
 
-def _named(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -> _Choice:
+def _named(model: TextModel, options: Options, catalogue: Catalogue) -> _Choice:
     """A drafter that was asked for, with the draft model or the head that the target was loaded with, if it fits."""
     drafter, given, draft_model, head = options.drafter, options.drafter_options, options.draft_model, options.head
     if isinstance(drafter, str):

@@ -407,8 +407,8 @@ def test_eagle3_on_a_class_that_our_decoder_does_not_run(tmp_path: Path, tiny: S
     lm = text.load(folder, dtype="float32", head=head)
     for settings in ({"temperature": 0.0}, {"temperature": 1.0, "rule": "gumbel-match", "seed": 5}):
         plain = lm.generate(PROMPT, drafter=None, max_new_tokens=16, **settings)
-        for drafter in ("auto", "eagle3"):
-            out = lm.generate(PROMPT, drafter=drafter, max_new_tokens=16, **settings)
+        for drafter, options in (("auto", {"costs": "1:10 2:10 32:10"}), ("eagle3", {})):
+            out = lm.generate(PROMPT, drafter=drafter, drafter_options=options, max_new_tokens=16, **settings)
             assert out.tokens == plain.tokens and out.trace.method.startswith(drafter)
             assert any(step.drafted for step in out.trace.steps)
     with pytest.raises(Incompatible, match="on our own decoder, and this one runs on TransformersTarget"):

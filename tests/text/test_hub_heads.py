@@ -77,7 +77,7 @@ def test_python_takes_a_head_by_its_hub_id(head: str, online: tuple[list[str], P
     options: list[dict[str, Any]] = [
         {"drafter": "eagle3", "head": head},
         {"drafter": "eagle3", "drafter_options": {"head": head}},
-        {"head": head},
+        {"head": head, "drafter_options": {"costs": "1:10 2:10 32:10"}},
     ]
     for given in options:
         out = lm.generate(PROMPT, max_new_tokens=12, **given)

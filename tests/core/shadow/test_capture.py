@@ -114,7 +114,7 @@ def test_no_thread_writes_buffers_that_another_reads() -> None:
             replay()
             if not others:
                 others.append(threads.submit(run, 2))
-                wait(others, timeout=1)  # it waits for the lock
+                wait(others, timeout=3)  # it waits for the lock
 
         return out, replay_and_wait
 
@@ -132,7 +132,7 @@ def test_threads_capture_in_turns() -> None:
     def stops(inputs: Inputs) -> Tensor:
         if torch.cuda.is_current_stream_capturing() and not others:
             others.append(threads.submit(pool().run, (), [given], double))
-            wait(others, timeout=1)  # it waits for its turn
+            wait(others, timeout=3)  # it waits for its turn
         return double(inputs)
 
     with shadow_device(), ThreadPoolExecutor(1) as threads:

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.core.drafters.combined.auto import Auto
 from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.methods import DRAFTERS
 from outrider.core.training.checkpoint import save
 from outrider.text import TextModel, recipes
 from outrider.text.options import Options
@@ -38,9 +39,15 @@ def made(lm: TextModel, **options: Any) -> list[str]:
     """The classes of the drafters that `auto` merges; or that of the drafter that it stands for."""
     drafter = resolve_drafter(lm, Options(drafter="auto", **options)).made
     drafters = drafter.drafters if isinstance(drafter, Auto) else [drafter]
-    return [
-        each.draft_head.__class__.__name__ if isinstance(each, Learned) else type(each).__name__ for each in drafters
-    ]
+    return [type(each.draft_head if isinstance(each, Learned) else each).__name__ for each in drafters]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.RECIPES if name in DRAFTERS and DRAFTERS[name].draft_head])
+def test_the_table_says_which_heads_draft_trees(lm: TextModel, name: str) -> None:
+    trained = recipes.recipe(name).make(lm.target(), None)  # type: ignore[arg-type]
+    drafter = DRAFTERS[name].make(trained.drafts(lm.target()))
+    trees = isinstance(drafter, Learned) and drafter.draft_kind in ("tree", "dynamic")
+    assert DRAFTERS[name].drafts_trees == trees
 
 
 def test_guesses_of_a_head_are_merged_where_they_are_fixed(lm: TextModel, tmp_path: Path) -> None:
