@@ -6,11 +6,14 @@ all prompts. What it predicts from the records is in outrider.core.advice.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
+
+import numpy as np
 
 from outrider.core.advice.advise import Advice, advise, best_length
 from outrider.core.advice.measure import WIDTHS, RoundCosts, measure
@@ -30,6 +33,7 @@ _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that
 _SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
+_RUNS, _RUNS_SECONDS = 4, 10.0  # at most, of measuring the cost of passes; one of them at least
 Say = Callable[[str], None]
 
 
@@ -106,7 +110,10 @@ class Study:
         middle = [ids[: self.lm.context // 2] for ids in prompts[len(prompts) // 4 : len(prompts) // 2 + 1]]
         widths = [width for width in WIDTHS if width <= max(self.longest, *_TREES) + 1]
         self.say("measuring the cost of passes")
-        return measure(self.lm.target, middle, sizes=self.sizes, widths=widths, rounds=rounds)
+        start, runs = time.perf_counter(), list[RoundCosts]()
+        while len(runs) < _RUNS and (not runs or time.perf_counter() - start < _RUNS_SECONDS):
+            runs.append(measure(self.lm.target, middle, sizes=self.sizes, widths=widths, rounds=rounds))
+        return RoundCosts(runs[0].shapes, np.concatenate([run.samples for run in runs]))
 
     def advice(self, machine: Machine, methods: Sequence[Method]) -> Advice:
         """Record all drafters on the first prompts, and the fastest on all."""
