@@ -33,7 +33,7 @@ _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that
 _SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
-_RUNS, _RUNS_SECONDS = 4, 10.0  # at most, of measuring the cost of passes; one of them at least
+_RUNS, _RUNS_SECONDS = 4, 10.0  # of measuring the cost of passes: at most so many, none begun after so long
 Say = Callable[[str], None]
 
 
@@ -104,7 +104,7 @@ class Study:
         self.plans: dict[str, Plan] = {}
         self._rest = 0.0  # of plain decoding: milliseconds of a round outside of the pass
 
-    def rounds(self, rounds: int = 9) -> RoundCosts:
+    def rounds(self) -> RoundCosts:
         """The costs of rounds on this machine, after prompts of about median length."""
         prompts = sorted((self.lm.encode(item.content) for item in self.items), key=len)
         middle = [ids[: self.lm.context // 2] for ids in prompts[len(prompts) // 4 : len(prompts) // 2 + 1]]
@@ -112,7 +112,7 @@ class Study:
         self.say("measuring the cost of passes")
         start, runs = time.perf_counter(), list[RoundCosts]()
         while len(runs) < _RUNS and (not runs or time.perf_counter() - start < _RUNS_SECONDS):
-            runs.append(measure(self.lm.target, middle, sizes=self.sizes, widths=widths, rounds=rounds))
+            runs.append(measure(self.lm.target, middle, sizes=self.sizes, widths=widths))
         return RoundCosts(runs[0].shapes, np.concatenate([run.samples for run in runs]))
 
     def advice(self, machine: Machine, methods: Sequence[Method]) -> Advice:
