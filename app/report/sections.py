@@ -66,6 +66,16 @@ def _both(command: str) -> tuple[str, str]:
     return f"{command} --temperature 0", f"{command} --temperature 1"
 
 
+def _paired(prompts: str) -> tuple[str, str]:
+    """The published pair on these prompts in 4 bits, beside llama.cpp, and in 16."""
+    command = (
+        "text --model qwen2.5-coder-1.5b --drafters auto,eagle3,draft-model,cross-vocabulary --drafter-option "
+        "eagle3.draft_kind=chain --drafter-option eagle3.length=3 --drafter-option draft-model.length=3 "
+        f"--drafter-option cross-vocabulary.model=smollm2-135m {prompts} --max-new-tokens 64 --dtype"
+    )
+    return f"{command} int4 --peers llama.cpp", f"{command} bfloat16"
+
+
 TEXT = (
     Section(
         METHODS,
@@ -73,11 +83,12 @@ TEXT = (
         "Every drafter whose weights are installed, with the exact rule. The datastore of `rest` is Python's language "
         "reference.",
         _both(
-            f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --num-prompts 14 "
+            f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --num-prompts 21 "
             "--calibrate sequoia,draft-verify"
         ),
         _BUILD,
         quick=True,
+        pays=True,
     ),
     Section(
         "precision",
@@ -95,7 +106,7 @@ TEXT = (
         "engines-bfloat16",
         "Compared with other engines, 16 bits",
         "Greedy decoding of the same prompts in the same run. OpenVINO GenAI reads the same GGUF file in 4 bits.",
-        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --num-prompts 7 --compare-engines",),
+        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --num-prompts 14 --compare-engines",),
         main=True,
     ),
     Section(
@@ -104,40 +115,9 @@ TEXT = (
         "As above, with Outrider in 4 bits.",
         (
             "text --dtype int4 --drafters prompt-lookup,ensemble,eagle3,auto --drafter-option eagle3.nodes=15 "
-            "--max-new-tokens 96 --num-prompts 7 --compare-engines",
+            "--max-new-tokens 96 --num-prompts 14 --compare-engines",
         ),
         main=True,
-    ),
-    Section(
-        "greedy",
-        "Without training, greedy",
-        "Every drafter that needs no training, and those that use the bundled draft model. The datastore of `rest` is "
-        "Python's language reference. The tree shape of `sequoia` is calibrated on prompts that are not scored (in "
-        "measurements of before 27 November 2026, on the scored ones). "
-        "Drafters that skip layers are listed below.",
-        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --num-prompts 48 --calibrate sequoia",),
-        _BUILD,
-    ),
-    Section(
-        "sampled",
-        "Without training, temperature 0.7",
-        "The same drafters with sampling; all of them preserve the target's distribution.",
-        (
-            f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --num-prompts 48 --temperature 0.7 "
-            "--calibrate sequoia",
-        ),
-        _BUILD,
-    ),
-    Section(
-        "shorter",
-        "Skipping layers, greedy and at temperature 0.7",
-        "The target drafts for itself with some of its layers skipped. `draft-verify` chose the layers on the same "
-        "prompts before the first command.",
-        (
-            f"text --drafters {_SHORTER} --max-new-tokens 96 --num-prompts 48 --calibrate draft-verify",
-            f"text --drafters {_SHORTER} --max-new-tokens 96 --num-prompts 48 --temperature 0.7",
-        ),
-        pays=True,
     ),
     Section(
         "rules",
@@ -216,19 +196,23 @@ TEXT = (
         ("long-context --repeat 2",),
     ),
     Section(
-        "larger",
-        "A larger target",
-        "Qwen2.5-Coder-1.5B-Instruct: skipped layers, and SmolLM2-135M with its different vocabulary, cost a smaller "
-        "share of its target pass.",
-        tuple(
-            f"text --model qwen2.5-coder-1.5b --dtype {dtype} --draft-model smollm2-135m --calibrate draft-verify "
-            f"--drafters {drafters} --max-new-tokens 64 --num-prompts 7"
-            for dtype, drafters in (
-                ("int8", "cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble"),
-                ("bfloat16", "cross-vocabulary,specexec,draft-verify,auto --drafter-option specexec.nodes=8"),
-            )
+        "pair",
+        "A published pair",
+        "Qwen2.5-Coder-1.5B-Instruct with the published 0.5B as its draft model, with SmolLM2-135M across "
+        "vocabularies, and with a head trained for it where there is one (`outrider train eagle3`), which `auto` takes "
+        "too; llama.cpp on the same files. Chat, code and editing.",
+        _paired("--tasks chat,code,editing"),
+        main=True,
+    ),
+    Section(
+        "pair-given",
+        "A published pair, on given prompts",
+        "As above, on the questions of a prompt file that are asked of assistants.",
+        _paired(
+            "--prompts {prompts} --tasks writing,roleplay,reasoning,coding,extraction,stem,humanities,math "
+            "--num-prompts 32"
         ),
-        pays=True,
+        main=True,
     ),
 )
 

@@ -95,7 +95,7 @@ def test_every_method_is_measured() -> None:
 
 def test_a_page_contains_the_figures_and_commands_of_its_results(tmp_path: Path) -> None:
     known = {section.name: section for section in TEXT}
-    (tmp_path / "greedy.json").write_text(json.dumps(text_results(row("plain"), row("suffix"), looping=("1",))))
+    (tmp_path / "given.json").write_text(json.dumps(text_results(row("plain"), row("suffix"), looping=("1",))))
     for file, rule in zip(known["rules"].files(tmp_path), ("top-beta", "bild", "verify-every"), strict=True):
         file.write_text(json.dumps(text_results(row("plain"), row("draft-model", rule))))
     precision = {"dtype": "int4", "perplexity": 32.5, "agreement": 0.97, "tokens_per_second": 150.0}
@@ -123,7 +123,7 @@ def test_a_page_contains_the_figures_and_commands_of_its_results(tmp_path: Path)
 
 
 def test_the_break_even_table_has_predicted_and_measured_speedups(tmp_path: Path) -> None:
-    section = next(one for one in TEXT if one.name == "shorter")
+    section = next(one for one in TEXT if one.name == METHODS)
     found = text_results(row("plain") | {"acceptance_rate": 0.0}, row("swift"), row("draft-verify"))
     found["rows"][2]["acceptance_rate"] = 0.08  # type: ignore[index]
     found["settings"]["pass_cost"] = {"floor": 1.0, "slope": 0.1, "knee": 1.0}  # type: ignore[index]
@@ -153,9 +153,9 @@ def test_sections_run_as_commands_and_failures_raise_an_error(tmp_path: Path, mo
     page = (tmp_path / "REPORT.md").read_text()
     assert "--prompts own.jsonl" in page
     assert "/somewhere" not in page
-    again = ["report", "text", "--only", "sampled,given", "--output-dir", str(tmp_path)]  # without --prompts
+    again = ["report", "text", "--only", "methods,given", "--output-dir", str(tmp_path)]  # without --prompts
     assert CliRunner().invoke(cli, again).exit_code == 0
-    assert [words[3] for words in called[1:]] == ["datastore", "bench"]
+    assert [words[3] for words in called[1:]] == ["datastore", "bench", "bench"]
     assert "rest.store=python.store" in (tmp_path / "REPORT.md").read_text()
     failing.append(True)
     assert isinstance(CliRunner().invoke(cli, wanted).exception, OutriderError)
