@@ -42,7 +42,7 @@ _ROOM, _ALIGNED = 1 << 25, 64  # bytes of huge pages allocated at a time; alignm
 class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("tiles", "scales", "bias")),
-        *((name, c_int32) for name in ("out", "in_", "bits", "unused")),
+        *((name, c_int32) for name in ("out", "in_", "bits", "rounds")),
     )
 
 
@@ -305,10 +305,19 @@ def _in_tiles(numbers: Tensor, scales: Tensor | None, offsets: Tensor | None) ->
 
 class Tiled:
     """A linear layer with weights in tiles (see csrc/layout.h): `numbers` in 16 bits, or integers of 8 bits with
-    scales, or of 4 bits with scales and offsets."""
+    scales, or of 4 bits with scales and offsets. `rounds`: its inputs may be rounded, as those of 4-bit weights are."""
 
-    def __init__(self, numbers: Tensor, scales: Tensor | None, offsets: Tensor | None, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        numbers: Tensor,
+        scales: Tensor | None,
+        offsets: Tensor | None,
+        bias: Tensor | None,
+        *,
+        rounds: bool = False,
+    ) -> None:
         self.bits = 16 if scales is None else 8 if offsets is None else 4
+        self.rounds = rounds and self.bits == 8
         self.bias, self.shape = bias, numbers.shape
         rows, columns = self.shape
         size = columns // GROUP, *((_TILE4,) if self.bits == 4 else (GROUP // 2, _OUTPUTS, 2))
@@ -339,7 +348,7 @@ class Tiled:
     def point(self) -> None:
         """Set the addresses in the kernels' struct; call again after moving the weights."""
         addresses = (at(part) for part in (self._tiles, self._scales, self._bias))
-        self.matrix = Matrix(*addresses, *self.shape, self.bits, 0)
+        self.matrix = Matrix(*addresses, *self.shape, self.bits, self.rounds)
         self._address = ctypes.addressof(self.matrix)
 
     @property

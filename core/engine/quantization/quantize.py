@@ -2,7 +2,7 @@
 
 A pass of one token is bound by the bytes it reads, so few rows use weight-only kernels; for more rows those are slower
 than 16-bit products, so the dequantized weights are also kept in 16 bits. On a GPU torchao's kernels are used, if
-installed. Activations are not quantized, except by our kernels for AVX2 (`core/kernels/csrc/integers.h`). Without a
+installed. Activations are not quantized, except by our kernels (`core/kernels/csrc/integers.h` and `vnni.h`). Without a
 kernel, weights are dequantized on every call: correct, but slow.
 """
 
@@ -54,8 +54,8 @@ class Int8:
     def weight(self) -> Tensor:
         return self.ints.to(self.dtype) * self.scales[:, None]
 
-    def tiled(self) -> native.Tiled:
-        return native.Tiled(self.ints, self.scales, None, self.bias)
+    def tiled(self, *, rounds: bool = False) -> native.Tiled:
+        return native.Tiled(self.ints, self.scales, None, self.bias, rounds=rounds)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._triton is not None and len(x) <= self._triton.MAX_ROWS:
@@ -104,8 +104,8 @@ class Int4:
             return self.nibbles
         return torch.stack([self.nibbles & 15, self.nibbles >> 4], -1).view(self.shape)
 
-    def tiled(self) -> native.Tiled:
-        return native.Tiled(self.ints, self.scales, self.offsets, self.bias)
+    def tiled(self, *, rounds: bool = False) -> native.Tiled:
+        return native.Tiled(self.ints, self.scales, self.offsets, self.bias, rounds=rounds)
 
     @property
     def weight(self) -> Tensor:
@@ -190,8 +190,9 @@ class SwitchByRows:
 _KINDS: dict[int, type[Int8] | type[Int4]] = {8: Int8, 4: Int4}
 
 
-def quantize_linear(linear: Linear, bits: int, max_few: int) -> Linear:
-    """The layer in 8 or 4 bits; for more than `max_few` rows in 16 bits, where the processor has such products."""
+def quantize_linear(linear: Linear, bits: int, max_few: int, rounds: bool = False) -> Linear:
+    """The layer in 8 or 4 bits; for more than `max_few` rows in 16 bits, where the processor has such products.
+    `rounds`: inputs of 8-bit weights may be rounded, as those of 4-bit weights are."""
     if bits == 4 and isinstance(linear, Int4) and native.tiles(linear.shape, linear.dtype, linear.nibbles.device):
         return linear.tiled()
     weight = linear.weight
@@ -199,7 +200,7 @@ def quantize_linear(linear: Linear, bits: int, max_few: int) -> Linear:
         return torchao_linear.TorchaoLinear(weight, linear.bias, bits)
     few = linear if bits == 4 and isinstance(linear, Int4) else _KINDS[bits](weight, linear.bias)
     if native.tiles(weight.shape, weight.dtype, weight.device):
-        return few.tiled()
+        return few.tiled(rounds=rounds)
     if not packs(weight.dtype, weight.device):
         return few
     return SwitchByRows(few, Packed(few.weight, linear.bias), max_few)
@@ -222,6 +223,6 @@ def quantize(network: Network, bits: int, *, dense_bits: int | None = None) -> N
 
     def quantized(linear: Linear) -> Linear:
         chosen = bits if dense_bits is None or isinstance(linear, Int4) else dense_bits
-        return quantize_linear(linear, chosen, _FEW[chosen])
+        return quantize_linear(linear, chosen, _FEW[chosen], rounds=bits == 4)
 
-    return network.map_linears(quantized, head=partial(quantize_linear, bits=8, max_few=_FEW_HEAD))
+    return network.map_linears(quantized, head=partial(quantize_linear, bits=8, max_few=_FEW_HEAD, rounds=bits == 4))

@@ -102,8 +102,8 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
             const __m512i first = left[i], last = right[i];
-            _mm_prefetch(soon, _MM_HINT_T0);
-            _mm_prefetch(beside, _MM_HINT_T0);
+            _mm_prefetch(soon, _MM_HINT_T1);
+            _mm_prefetch(beside, _MM_HINT_T1);
             soon += s.pace, beside += s.pace;
 #pragma GCC unroll 12
             for (int m = 0; m < rows; m++) {
@@ -115,6 +115,10 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
     for (int side = 0; side < 2; side++)
         for (int m = 0; m < rows; m++) store(sums[side] + 16 * m, chains[side][m]);
 }
+
+// The prefetch distance, if the next two rows of tiles are `next` bytes further on: they have to come whole, as nothing
+// else foresees where they begin, but must not drive out what is read now.
+inline int64_t ahead(int64_t next) { return next <= kNear ? next : kAhead; }
 
 // The size of the next group of the `left` remaining rows; groups have about equal sizes.
 inline int together(int left) {
@@ -142,7 +146,7 @@ void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
         chained<bits, 9>, chained<bits, 10>, chained<bits, 11>, chained<bits, 12>};
     const int groups = (count + kChains - 1) / kChains;
     s.pace = record(bits) / 16 / groups;
-    s.ahead = groups > 1 ? next : kAhead;
+    s.ahead = groups > 1 ? next : ahead(next);
     for (int from = 0, rows; from < count; from += rows, s.ahead += 16 * s.depth * s.pace) {
         rows = together(count - from);
         kKernels[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});

@@ -1,5 +1,5 @@
-// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available. Without tiles, products of 4-bit
-// weights are in fours.h.
+// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available. Without tiles, products of
+// integers are in vnni.h.
 
 #pragma once
 
@@ -21,7 +21,7 @@ typedef __m512i Numbers;  // 32 numbers in 16 bits
 
 }  // namespace
 
-#include "fours.h"
+#include "vnni.h"
 
 namespace {
 
@@ -119,6 +119,9 @@ inline void stored(float* left, float* right, bool more) {
 #endif
 }
 
+// Are inputs of this product rounded to integers?
+inline bool in_integers(const Matrix& w) { return !tiles_ready && (w.bits == 4 || w.rounds); }
+
 // Computes sums [count][16] of two rows of tiles, `blocks`, with count <= kRows rows of `a`.
 template <int bits>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64_t stride, int count,
@@ -128,9 +131,9 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
                                      w.tiles + int64_t(blocks[1]) * depth * record(bits)};
     if (!tiles_ready) {
         const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
-        if constexpr (bits == 4)
-            multiplied(tiles, depth, (const Rounded*)own.sums, count, own.unpacked, sums);
-        else
+        if (in_integers(w))
+            multiplied<bits == 4 ? 4 : 8>(tiles, depth, ahead(next), (const Rounded*)own.sums, count, own.unpacked, sums);
+        else if constexpr (bits != 4)
             chained<bits>({{tiles[0], tiles[1]}, depth, (const bf16*)own.sums}, next, count, sums);
         for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
         return;
@@ -222,11 +225,11 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// Writes what products read: without AMX the inputs in the layout of Stretch::inputs, for 4-bit weights rounded
-// [depth][count]; with AMX beside the inputs the sums of every 32, which the offsets of 4-bit weights multiply.
+// Writes what products read: without AMX the inputs in the layout of Stretch::inputs, or rounded [depth][count]; with AMX
+// beside the inputs the sums of every 32, which the offsets of 4-bit weights multiply.
 void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
     const int depth = w.in / 32;
-    if (!tiles_ready && w.bits > 4) return laid_out(a, stride, depth, count, (bf16*)to);
+    if (!tiles_ready && !in_integers(w)) return laid_out(a, stride, depth, count, (bf16*)to);
     for (int k = 0; k < depth && !tiles_ready; k++)
         for (int m = 0; m < count; m++) ((Rounded*)to)[k * count + m] = rounded(a + m * stride + 32 * k);
     for (int m = 0; m < count && tiles_ready && w.bits == 4; m++)

@@ -152,7 +152,7 @@ template <typename Tile>
 inline void multiplied(const uint8_t* at, int depth, const Rounded* inputs, int count, uint8_t* room, float* sums) {
     std::memset(sums, 0, 64 * count);
     for (int k = 0; k < depth; k++, at += record(Tile::kBits), inputs += count) {
-        for (int i = 0; i < record(Tile::kBits); i += 64) _mm_prefetch((const char*)at + kAhead + i, _MM_HINT_T0);
+        for (int i = 0; i < record(Tile::kBits); i += 64) _mm_prefetch((const char*)at + kFar + i, _MM_HINT_T1);
         const Tile tile{at};
         if (count <= Tile::kGroup) {
             summed(tile, tile, inputs, count, sums);

@@ -16,7 +16,7 @@ struct Matrix {
     const uint8_t* tiles;
     const float* scales;  // for 8 bits
     const float* bias;    // or null
-    int32_t out, in, bits, unused;
+    int32_t out, in, bits, rounds;  // rounds: inputs of 8-bit weights may be rounded as those of 4-bit weights are
 };
 
 struct Layer {
@@ -57,6 +57,7 @@ namespace {
 
 constexpr int kRows = 256;    // rows of a product computed together
 constexpr int kAhead = 4096;  // prefetch distance in bytes
+constexpr int kNear = 1 << 17;  // bytes up to which what is read next is prefetched to the second-level cache
 
 inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t record(int bits) { return bits == 16 ? 1024 : bits == 8 ? 512 : 320; }

@@ -15,6 +15,7 @@ constexpr int kFew = 2;       // rows and columns summed together in 32 bits
 constexpr bool kInOrder = true;  // a sum is one chain of additions in order
 constexpr int kQueries = 4;      // number of queries that take as long as transposing keys and values
 constexpr int kChains = 6;    // sums that fit into the registers besides the operands
+constexpr int kFar = 1 << 14;  // prefetch distance in bytes, to the second-level cache
 
 struct Numbers {  // 32 numbers
     Sixteen low, high;
@@ -93,7 +94,7 @@ struct Stretch {
 
 template <typename Weights>
 inline void fetched(const uint8_t* tile) {
-    for (int at = 0; at < Weights::kBytes; at += 64) _mm_prefetch((const char*)tile + kAhead + at, _MM_HINT_T0);
+    for (int at = 0; at < Weights::kBytes; at += 64) _mm_prefetch((const char*)tile + kFar + at, _MM_HINT_T1);
 }
 
 // sums [rows][16] of each side += the inputs of rows from, from + 1, ... times that side's tiles. Each sum is one chain

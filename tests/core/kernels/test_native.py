@@ -68,9 +68,9 @@ def rounds(way: str) -> bool:
 
 def rounded(x: Tensor) -> Tensor:
     """To 127 steps of the largest of 32 numbers."""
-    groups = x.double().unflatten(-1, (-1, native.GROUP))
-    step = groups.abs().amax(-1, keepdim=True) / 127
-    return ((groups / step).round() * step).flatten(-2)
+    groups = x.float().unflatten(-1, (-1, native.GROUP))
+    most = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / most)).round().double() * (most / 127).double()).flatten(-2)
 
 
 def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | None = None) -> native.Tiled:
@@ -94,6 +94,23 @@ def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[In
         wanted = read @ plain.double().T + bias.double()
         assert (found - wanted).abs().max() < {None: 1e-4, Int8: 0.15, Int4: 0.3}[kind]  # `plain` is itself rounded
         assert torch.equal(made(x), found.bfloat16())
+        alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
+        assert torch.equal(found, alone), "a row's numbers depend on how many rows there are"
+
+
+@needs_code
+def test_inputs_of_weights_of_eight_bits_are_rounded_where_they_may_be(ways: str) -> None:
+    weights = Int8(noise(80, 128))
+    exact, made = weights.tiled(), weights.tiled(rounds=True)
+    for rows in (1, 2, 7, 12, 13, 40):
+        x = noise(rows, 128, seed=rows)
+        found = made.product(x, torch.float32)
+        if ways == "vectors" and native.halves():
+            wanted = rounded(x) @ (weights.ints.double() * weights.scales.double()[:, None]).T
+            assert ((found - wanted).abs() < 1e-4).double().mean() > 0.4  # all but rows with a tie
+            assert not torch.isclose(found, exact.product(x, torch.float32), atol=1e-4).all(1).any()
+        else:
+            assert torch.equal(found, exact.product(x, torch.float32))
         alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
         assert torch.equal(found, alone), "a row's numbers depend on how many rows there are"
 
