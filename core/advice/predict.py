@@ -56,6 +56,7 @@ class Candidate:
     longest: int = 0  # of its chains; 0: its drafts are trees, or of lengths that it chooses itself
     shape: str = ""  # of its draft, in words, if it is not a chain
     options: Mapping[str, object] = field(default_factory=dict)
+    pace: tuple[float, ...] = (1.0,)  # the time of its rounds where it was tried, over what was predicted
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -194,5 +195,6 @@ class Machine:
         plain = self._line(resampled, rows, 1)
         scored = np.stack([self._line(resampled, rows, size + 1) for size in sizes], 1)
         drafts = np.array([candidate.cost(rows, size) for size in sizes])
-        passes, drafting = (widest * scored).sum(1) / plain, (widest @ drafts) / plain
+        pace = np.resize(candidate.pace, len(weights)) if resampled else np.array([np.mean(candidate.pace)])
+        passes, drafting = pace * (widest * scored).sum(1) / plain, pace * (widest @ drafts) / plain
         return tokens / (passes + drafting), tokens, passes, drafting

@@ -30,6 +30,7 @@ from outrider.text.model import TextModel
 LONGEST = 12  # draft tokens of the records
 _TREES = (8, 16)  # nodes
 _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that run on all
+_TRIED = 2  # times that those run in turns with plain decoding
 _SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
@@ -136,11 +137,29 @@ class Study:
                 found[found.index(each)] = replace(each, records=records)
             # the others have an interval of a few prompts only
             found = [each for each in found if len(each.records) == len(self.items)]
+        found = self._tried(machine, found)
         given = advise(machine, found)
         if given.best and len(self.sizes) > 1:
             fastest = self._with_batches(given.best[0])
             found = [fastest if each.name == fastest.name else each for each in found]
         return advise(machine, found, self.sizes)
+
+    def _tried(self, machine: Machine, found: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates with the time of their rounds at the best length, in turns with plain decoding: passes cost
+        more or less there than in turns with passes over other numbers of tokens."""
+        if not found:
+            return []
+        self.say("the fastest in turns")
+        best = sorted((best_length(machine, each) for each in found), key=lambda p: p.speedup, reverse=True)[:_KEPT]
+        bench = bench_of(self, best, self.items[:_SCREENED], _TRIED)
+        for _ in bench.go():
+            pass
+        tried = dict[str, Candidate]()
+        for each, contender in zip(best, bench.contenders[1:], strict=True):
+            expected = machine.speedup(replace(each.candidate, records=each.candidate.records[:_SCREENED]), each.length)
+            pace = tuple(expected / _ratio(bench, contender.name, number) for number in range(_TRIED))
+            tried[each.candidate.name] = replace(each.candidate, pace=pace)
+        return list(tried.values())
 
     def _recorded(self, plan: Plan, items: Sequence[Item]) -> Candidate:
         runs = self._run(plan, items)
@@ -254,26 +273,12 @@ def check(
     study: Study, predictions: Sequence[Prediction], repeat: int = 2
 ) -> tuple[Bench, Callable[[], list[Checked]]]:
     """A benchmark of plain decoding and the predicted drafters in turns, and what it found once it has run."""
-    lm = study.lm
-
-    def contender(name: str, drafter: str | None, options: Mapping[str, Any]) -> Contender:
-        def call(item: Item) -> tuple[Any, Any]:
-            out = lm.generate(item.content, drafter=drafter, drafter_options=options, max_new_tokens=study.tokens)
-            return out.tokens, out.trace.steps
-
-        return Contender(name, lambda item: Outcome(*timed(lambda: call(item))))
-
-    named = {f"{each.candidate.name} {each.length or ''}".strip(): each for each in predictions}
-    contenders = [contender(PLAIN, None, {})]
-    for name, each in named.items():
-        plan = study.plans[each.candidate.name]
-        contenders.append(contender(name, plan.drafter, plan.with_length(each.length)))
-    bench = Bench(contenders, study.items, repeat)
+    bench = bench_of(study, predictions, study.items, repeat)
 
     def found() -> list[Checked]:
         rows = []
-        for name, each in named.items():
-            speeds = [_ratio(bench, name, number) for number in range(repeat)]
+        for each, contender in zip(predictions, bench.contenders[1:], strict=True):
+            speeds = [_ratio(bench, contender.name, number) for number in range(repeat)]
             spread = (min(speeds), max(speeds))
             rows.append(
                 Checked(each.candidate.name, each.length, each.speedup, each.low, each.high, median(speeds), *spread)
@@ -281,6 +286,24 @@ def check(
         return rows
 
     return bench, found
+
+
+def bench_of(study: Study, predictions: Sequence[Prediction], items: Sequence[Item], repeat: int) -> Bench:
+    """Plain decoding and the predicted drafters, in turns."""
+
+    def contender(name: str, drafter: str | None, options: Mapping[str, Any]) -> Contender:
+        def call(item: Item) -> tuple[Any, Any]:
+            out = study.lm.generate(item.content, drafter=drafter, drafter_options=options, max_new_tokens=study.tokens)
+            return out.tokens, out.trace.steps
+
+        return Contender(name, lambda item: Outcome(*timed(lambda: call(item))))
+
+    contenders = [contender(PLAIN, None, {})]
+    for each in predictions:
+        plan = study.plans[each.candidate.name]
+        name = f"{each.candidate.name} {each.length or ''}".strip()
+        contenders.append(contender(name, plan.drafter, plan.with_length(each.length)))
+    return Bench(contenders, items, repeat)
 
 
 def _ratio(bench: Bench, name: str, repeat: int) -> float:
@@ -297,5 +320,5 @@ def _ratio(bench: Bench, name: str, repeat: int) -> float:
 def progress_of(methods: Sequence[Method], items: Sequence[Item], sizes: Sequence[int], longest: int) -> int:
     """How many lines a study says."""
     return (
-        1 + sum(len(plans(method, longest)) for method in methods) + _KEPT * (len(items) > _SCREENED) + len(sizes) - 1
+        2 + sum(len(plans(method, longest)) for method in methods) + _KEPT * (len(items) > _SCREENED) + len(sizes) - 1
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -124,6 +125,19 @@ def test_the_predicted_speed_is_that_of_decoding_at_every_length(decoded: dict[i
     chosen = best_length(machine, candidate)
     assert chosen.speedup >= max(real.values()) - 1e-9
     assert chosen.low <= chosen.speedup <= chosen.high
+
+
+def test_rounds_that_take_longer_than_their_parts_slow_the_prediction() -> None:
+    machine = Machine(RoundCosts.of({(1, tokens): 10.0 for tokens in (1, 5)}), draws=8)
+    of_parts = Candidate("as its parts", independent(0.5, 2), DraftCost({(1, 2): 5.0}))
+    slower = replace(of_parts, pace=(1.2, 1.3))
+    expected, found = machine.predict(of_parts, 0), machine.predict(slower, 0)
+    assert found.speedup == pytest.approx(expected.speedup / 1.25)
+    assert found.pass_cost == pytest.approx(1.25) and found.draft_cost == pytest.approx(0.625)
+    alike = replace(of_parts, records=((Attempt(2, 2, 1, 2),),) * 3)  # an interval of the paces alone
+    paced = machine.predict(replace(alike, pace=(1.2, 1.3)), 0)
+    ends = [machine.speedup(alike, 0) / pace for pace in (1.3, 1.2)]
+    assert [paced.low, paced.high] == pytest.approx(ends, rel=0.01)
 
 
 def test_a_batch_is_as_wide_as_its_widest_draft() -> None:

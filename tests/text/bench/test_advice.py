@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.core.bench.runner import Item
+from outrider.core.advice.measure import RoundCosts
+from outrider.core.advice.predict import Machine
+from outrider.core.bench.runner import Bench, Item
 from outrider.text import TextModel
 from outrider.text.bench import advice
 
@@ -16,3 +18,23 @@ def test_costs_are_measured_several_times_where_that_is_quick(
     monkeypatch.setattr(advice, "_RUNS_SECONDS", seconds)
     costs = advice.Study(lm, [Item("one", "chat", "one two three")], tokens=8, longest=1).rounds()
     assert costs.samples.shape == (lines, len(costs.shapes)) and (costs.samples > 0).all()
+
+
+def test_what_was_measured_in_turns_overrules_the_sum_of_the_parts(
+    lm: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[Bench]()
+
+    def ratio(bench: Bench, name: str, number: int) -> float:
+        tried.append(bench)
+        assert len([run for run in bench.of(name) if run.repeat == number]) == len(items)
+        return 0.5
+
+    items = [Item(word, "chat", f"one two {word}") for word in ("three", "four")]
+    monkeypatch.setattr(advice, "_ratio", ratio)
+    machine = Machine(RoundCosts.of({(1, tokens): 10.0 for tokens in range(1, 4)}), draws=4)
+    study = advice.Study(lm, items, tokens=8, longest=2)
+    given = study.advice(machine, advice.methods_of(lm, ("prompt-lookup", "suffix")))
+    assert len({id(bench) for bench in tried}) == 1 and len(given.best) > 1
+    assert {round(each.speedup, 9) for each in given.best} == {0.5}
+    assert given.chosen is None
