@@ -94,29 +94,29 @@ struct Unpacked : Packed {
 };
 
 // sums of each side += the inputs times that side's tile.
-template <int rows, typename Weights>
-inline void summed(const Weights (&tiles)[2], const Rounded* inputs, Sixteen (&sums)[2][rows]) {
-    __m512i found[2][rows];
+template <int rows, int sides, typename Weights>
+inline void summed(const Weights (&tiles)[sides], const Rounded* inputs, Sixteen (&sums)[sides][rows]) {
+    __m512i found[sides][rows], now[sides], next[sides];
     for (auto& side : found)
         for (auto& sum : side) sum = _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (int i = 0; i < 4; i++)
-        tiles[0].two(i, [&](__m512i left, __m512i next_left) {
-            tiles[1].two(i, [&](__m512i right, __m512i next_right) {
+    for (int i = 0; i < 4; i++) {
+#pragma GCC unroll 2
+        for (int side = 0; side < sides; side++)
+            tiles[side].two(i, [&](__m512i first, __m512i last) { now[side] = first, next[side] = last; });
 #pragma GCC unroll 12
-                for (int m = 0; m < rows; m++) {
-                    const __m512i now = _mm512_set1_epi32(inputs[m].fours[2 * i]);
-                    found[0][m] = _mm512_dpbusd_epi32(found[0][m], left, now);
-                    found[1][m] = _mm512_dpbusd_epi32(found[1][m], right, now);
-                    const __m512i next = _mm512_set1_epi32(inputs[m].fours[2 * i + 1]);
-                    found[0][m] = _mm512_dpbusd_epi32(found[0][m], next_left, next);
-                    found[1][m] = _mm512_dpbusd_epi32(found[1][m], next_right, next);
-                }
-            });
-        });
+        for (int m = 0; m < rows; m++) {
+            const __m512i first = _mm512_set1_epi32(inputs[m].fours[2 * i]);
+            for (int side = 0; side < sides; side++)
+                found[side][m] = _mm512_dpbusd_epi32(found[side][m], now[side], first);
+            const __m512i last = _mm512_set1_epi32(inputs[m].fours[2 * i + 1]);
+            for (int side = 0; side < sides; side++)
+                found[side][m] = _mm512_dpbusd_epi32(found[side][m], next[side], last);
+        }
+    }
 #pragma GCC unroll 12
     for (int m = 0; m < rows; m++)
-        for (int side = 0; side < 2; side++)
+        for (int side = 0; side < sides; side++)
             sums[side][m] = tiles[side].added_to(sums[side][m], found[side][m], inputs[m]);
 }
 
@@ -131,6 +131,17 @@ struct Beside {
     }
 };
 
+// sums [rows][16] = the inputs [depth][rows] times one row of tiles. Where there is little to multiply, reading in the
+// order of memory is faster: the processor then foresees more than can be prefetched.
+template <int bits, int rows>
+void streamed(const uint8_t* tile, int depth, const Rounded* inputs, float* to) {
+    Sixteen sums[1][rows];
+    for (auto& sum : sums[0]) sum = zero();
+    for (int k = 0; k < depth; k++, inputs += rows, tile += record(bits))
+        summed<rows, 1, Whole<bits>>({Whole<bits>(tile)}, inputs, sums);
+    for (int m = 0; m < rows; m++) store(to + 16 * m, Whole<bits>::ordered(sums[0][m]));
+}
+
 // sums [rows][16] of each side = the inputs [depth][rows] times that side's row of tiles.
 template <int bits, int rows>
 void multiplied(const uint8_t* const (&tiles)[2], int depth, int64_t ahead, const Rounded* inputs,
@@ -140,7 +151,7 @@ void multiplied(const uint8_t* const (&tiles)[2], int depth, int64_t ahead, cons
         for (auto& sum : side) sum = zero();
     for (int k = 0; k < depth; k++, inputs += rows) {
         const Beside<bits> here(tiles, k, ahead);
-        summed<rows, Whole<bits>>({Whole<bits>(here.at[0]), Whole<bits>(here.at[1])}, inputs, sums);
+        summed<rows, 2, Whole<bits>>({Whole<bits>(here.at[0]), Whole<bits>(here.at[1])}, inputs, sums);
     }
     for (int side = 0; side < 2; side++)
         for (int m = 0; m < rows; m++) store(to[side] + 16 * m, Whole<bits>::ordered(sums[side][m]));
@@ -152,7 +163,7 @@ void summed(const Weights (&tiles)[2], const Rounded* inputs, float* const (&to)
     Sixteen sums[2][rows];
     for (int side = 0; side < 2; side++)
         for (int m = 0; m < rows; m++) sums[side][m] = load(to[side] + 16 * (from + m));
-    summed<rows>(tiles, inputs, sums);
+    summed<rows, 2>(tiles, inputs, sums);
     for (int side = 0; side < 2; side++)
         for (int m = 0; m < rows; m++) store(to[side] + 16 * (from + m), sums[side][m]);
 }
@@ -171,6 +182,12 @@ inline void multiplied(const uint8_t* const (&tiles)[2], int depth, int64_t ahea
         summed<1, Weights>, summed<2, Weights>,  summed<3, Weights>,  summed<4, Weights>,
         summed<5, Weights>, summed<6, Weights>,  summed<7, Weights>,  summed<8, Weights>,
         summed<9, Weights>, summed<10, Weights>, summed<11, Weights>, summed<12, Weights>};
+    if constexpr (bits == 8) {
+        static constexpr void (*kStreamed[])(const uint8_t*, int, const Rounded*, float*) = {
+            streamed<8, 1>, streamed<8, 2>, streamed<8, 3>, streamed<8, 4>};
+        for (int side = 0; side < 2 && count <= 4; side++) kStreamed[count - 1](tiles[side], depth, inputs, sums[side]);
+        if (count <= 4) return;
+    }
     if (count <= kChains) return kFew[count - 1](tiles, depth, ahead, inputs, sums);
     for (float* const sum : sums) std::memset(sum, 0, 64 * count);
     for (int k = 0; k < depth; k++, inputs += count) {
