@@ -55,8 +55,7 @@ def modality_page(folder: Path, modality: str) -> str:
         parts += [f"![{section.title}]({name})\n" for name in section.pictures if (folder / name).is_file()]
         if section.before == CURVES and (folder / "curves.md").is_file():
             parts += ["![acceptance by position](curves.png)\n", (folder / "curves.md").read_text(encoding="utf-8")]
-        if missing := _without_weights(modality, section, results):
-            parts.append(f"Not measured, because their weights are missing: {missing}.\n")
+        parts += _unmeasured(modality, section, results)
     if absent:
         parts += ["## Not measured here\n", "\n".join(absent) + "\n"]
     return "\n".join(parts).rstrip() + "\n"
@@ -90,19 +89,24 @@ def _absent(modality: str, section: Section) -> str:
     return f"- {section.title}: {train}`{command}`"
 
 
-def _without_weights(modality: str, section: Section, results: Sequence[Result]) -> str:
-    """The drafters of a section's commands that have no row, by the recipe that would train them."""
+def _unmeasured(modality: str, section: Section, results: Sequence[Result]) -> list[str]:
+    """The drafters of a section's commands that have no row: with the recipes that would train them, or measured at the
+    next opportunity."""
     named: dict[str, None] = {}
     for command in section.commands:
         words = command.split()
         if "--drafters" in words:
             named |= dict.fromkeys(words[words.index("--drafters") + 1].split(","))
     measured = {str(row.get("drafter")).partition(",")[0] for result in results for row in result["rows"]}
-    by_recipe: dict[str, list[str]] = {}
+    by_recipe: dict[str | None, list[str]] = {}
     for name in named:
-        if name not in measured and (recipe := recipe_of(modality, name)):
-            by_recipe.setdefault(recipe, []).append(name)
-    return "; ".join(f"{', '.join(names)} (`outrider train {recipe}`)" for recipe, names in by_recipe.items())
+        if name not in measured:
+            by_recipe.setdefault(recipe_of(modality, name), []).append(name)
+    missing = set(untrained(modality, sorted(recipe for recipe in by_recipe if recipe)))
+    untrainable = [f"{', '.join(by_recipe[each])} (`outrider train {each}`)" for each in by_recipe if each in missing]
+    later = [name for recipe, names in by_recipe.items() if recipe not in missing for name in names]
+    lines = [f"Not measured, because their weights are missing: {'; '.join(untrainable)}.\n"] if untrainable else []
+    return [*lines, *([f"Not measured yet: {', '.join(later)}.\n"] if later else [])]
 
 
 # ---- the summary
@@ -142,13 +146,12 @@ def _summary(
     for name, group in methods.items():
         parts += [f"## {name.capitalize()}: {SECTIONS[name][0].title.lower()}\n", *map(provenance, group)]
         parts += grouped(group, _main)
-        if missing := _without_weights(name, SECTIONS[name][0], group):
-            parts.append(f"Not measured, because their weights are missing: {missing}.\n")
+        parts += _unmeasured(name, SECTIONS[name][0], group)
     for name, sections in everything.items():
         for section in SECTIONS[name]:
             if section.main and sections[section.name]:
                 parts += [f"## {name.capitalize()}: {section.title.lower()}\n", section.about + "\n"]
-                parts += [*map(provenance, sections[section.name]), tables(name, sections[section.name])[0]]
+                parts += [*map(provenance, sections[section.name]), *tables(name, sections[section.name], brief=True)]
     if goals:
         parts += ["## Missed goals\n", goals]
     absent = [

@@ -13,13 +13,13 @@ Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-def tables(modality: str, results: Sequence[Result]) -> list[str]:
-    """The Markdown tables of a section's results."""
+def tables(modality: str, results: Sequence[Result], *, brief: bool = False) -> list[str]:
+    """The Markdown tables of a section's results; `brief`: without those by task."""
     if modality == "image":
         return grouped(results, lambda group: [_pictures(group)])
     if modality == "speech":
         return grouped(results, lambda group: [_speech(group)])
-    return _text(results)
+    return _text(results, brief)
 
 
 def grouped(results: Sequence[Result], drawn: Any) -> list[str]:
@@ -39,7 +39,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
     return [row for index, result in enumerate(results) for row in result["rows"][min(index, 1) :]]
 
 
-def _text(results: Sequence[Result]) -> list[str]:
+def _text(results: Sequence[Result], brief: bool) -> list[str]:
     from outrider.app.bench.engine import lines as engine_lines
 
     first = results[0]["rows"][0]
@@ -53,7 +53,9 @@ def _text(results: Sequence[Result]) -> list[str]:
         cells = {"": "{dtype}", "drafter": "{drafter}", "tokens / s, batch": "{together:.0f}"}
         cells |= {"tokens / s, one by one": "{alone:.0f}", "ratio": "{ratio:.2f}", "same output": "{same} of {rows}"}
         return [_formatted(cells, [{**row, "ratio": row["together"] / row["alone"]} for row in results[0]["rows"]])]
-    return grouped([result for result in results if result["rows"]], _benched)
+    return grouped(
+        [result for result in results if result["rows"]], lambda group: _benched(group)[: 1 if brief else None]
+    )
 
 
 def _benched(results: Sequence[Result]) -> list[str]:

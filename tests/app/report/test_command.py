@@ -163,6 +163,18 @@ def test_sections_run_as_commands_and_failures_raise_an_error(tmp_path: Path, mo
     assert isinstance(CliRunner().invoke(cli, wanted).exception, OutriderError)
 
 
+def test_what_was_not_measured_is_said_with_the_reason(tmp_path: Path) -> None:
+    known = {section.name: section for section in TEXT}
+    for file in known[METHODS].files(tmp_path):
+        found = text_results(row("plain"), row("suffix"))
+        found["settings"]["pass_cost"] = {"floor": 1.0, "slope": 0.1, "knee": 1.0}  # type: ignore[index]
+        file.write_text(json.dumps(found))
+    page = pages.modality_page(tmp_path, "text")
+    assert "because their weights are missing: llasa-plus (`outrider train llasa-plus`)." in page
+    later = next(line for line in page.splitlines() if line.startswith("Not measured yet: "))
+    assert {"eagle", "dflash2", "prompt-lookup"} <= set(later.removeprefix("Not measured yet: ").strip(".").split(", "))
+
+
 def image_results(temperature: float, *drafters: str) -> dict[str, object]:
     counts = {
         "background_per_pass": 3.0,
