@@ -158,7 +158,7 @@ def text(
         formats=obey_schemas,
         options=_options(drafter_option or []),
     )
-    source = str(prompts) if prompts else "built in"
+    source = Path(prompts).name if prompts else "built in"  # a report is not of one machine
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     others = peers_named(("all",) if compare_engines else parse_names(peers))

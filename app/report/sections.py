@@ -81,7 +81,8 @@ TEXT = (
         METHODS,
         "Every method, at temperature 0 and 1",
         "Every drafter whose weights are installed, with the exact rule. The datastore of `rest` is Python's language "
-        "reference.",
+        "reference. The tree shape of `sequoia` and the layers of `draft-verify` are chosen on prompts that are not "
+        "scored (in measurements of before 27 November 2026, on the scored ones).",
         _both(
             f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --num-prompts 21 "
             "--calibrate sequoia,draft-verify"

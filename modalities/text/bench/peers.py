@@ -273,6 +273,9 @@ def started(
                 except (PeerError, OSError) as error:
                     peers.skipped[full] = str(error)
                     continue
+                if model.draft is not None and "arguments" in settings:  # a report is not of one machine
+                    given = settings["arguments"]
+                    settings["arguments"] = [model.draft.name if word == str(model.draft) else word for word in given]
                 more = _SHOWN.get(mode, ("arguments",) if "arguments" in settings else ())
                 shown = ("precision", "threads", *more)
                 peers.settings[full] = {"version": peer.version} | {key: settings[key] for key in shown}

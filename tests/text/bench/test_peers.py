@@ -290,6 +290,11 @@ def test_the_worker_starts_a_llama_server_asks_it_and_ends_it(tmp_path: Path, mo
         assert result.settings["llama.cpp ngram-cache"]["arguments"][:2] == ["--spec-type", "ngram-cache"]
         with pytest.raises(PeerError, match="too long"):
             plain.run(Item("a", "t", [13]))
+    paired = Model(None, tmp_path / "m.gguf", (2,), 64, tmp_path / "d.gguf")
+    with started(paired, lambda item: item.content, limit=9, threads=1, names=("llama.cpp",)) as result:
+        shown = result.settings["llama.cpp draft-simple"]["arguments"]
+        assert "d.gguf" in shown and not any(str(tmp_path) in word for word in shown)  # a report names no folders
+        assert result.contenders[1].run(Item("a", "t", [4])).tokens == (4, 9, 1)
     broken = Model(None, Path("broken.gguf"), (2,), 64)
     with started(broken, lambda item: item.content, limit=9, threads=1, names=("llama.cpp",)) as result:
         assert not result.contenders and "did not start" in result.skipped["llama.cpp plain"]
