@@ -217,6 +217,6 @@ def test_figures_are_those_of_the_report() -> None:
     part = README.partition("## Measured\n")[2].partition("\n## ")[0]
     table, commands = part.partition("```")[0], re.findall(r"^outrider bench .+$", part, re.MULTILINE)
     figures = re.findall(r"\d+\.\d", table)
-    assert len(figures) == 16 and len(commands) == 2
+    assert len(figures) == 18 and len(commands) == 2
     assert all(f"| {figure} |" in report for figure in figures)
     assert all(f"`{command}`" in report for command in commands)
