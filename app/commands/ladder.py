@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.app.options import DEVICE, TextModelName, device_named
+from outrider.app.options import DEVICE, JsonFile, TextModelName, device_named
 
 
 def ladder(
@@ -24,7 +27,14 @@ def ladder(
     ] = 4,
     validations: Annotated[int, typer.Option(min=1, help="Validations of each run.")] = 12,
     data: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Answers to train on. Default: those of `outrider train`.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Answers to train on. Default: those of `outrider train`, generated if there are few."
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help='JSON lines with "prompt" (and "category"), answered if there is no --data.'),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder of the runs and of the results.")
@@ -32,12 +42,16 @@ def ladder(
     draft_vocab_size: Annotated[
         int, typer.Option(min=0, help="Number of tokens that can be proposed; 0: all.")
     ] = 12288,
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves into this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
 ) -> None:
     """Train drafters with the same data, minutes and parameters, and compare them. An interrupted run resumes."""
+    from outrider.core.assets.files import write_atomically
     from outrider.text.training import ladder as rungs
 
-    rungs.ladder(
+    shown = sys.stderr if str(json_file) == "-" else sys.stdout
+    result = rungs.ladder(
         rungs.LadderRequest(
             recipes=tuple(recipes or rungs.RUNGS),
             model=model,
@@ -46,10 +60,17 @@ def ladder(
             parameters=parameters,
             seeds=seeds,
             data=tuple(data or ()),
+            prompts=tuple(prompts or ()),
             out=output_dir,
             draft_vocab_size=draft_vocab_size,
             validations=validations,
             patience=patience,
             quiet=quiet,
-        )
+        ),
+        partial(print, file=shown),
     )
+    if json_file is not None:
+        written = json.dumps(result, indent=1) + "\n"
+        print(written, end="") if str(json_file) == "-" else write_atomically(json_file, written)
+    if plot is not None:
+        rungs.figure(result["rows"]).savefig(plot, dpi=120)

@@ -26,7 +26,7 @@ from outrider.core.assets.files import write_atomically
 from outrider.core.bench.processor import processor
 
 ALL = "all"
-_QUICK = {"--num-prompts": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
+_QUICK = {"--num-prompts": 2, "--max-new-tokens": 32, "--minutes": 0.1}  # the largest values under --quick
 _QUICK_FOLDER = Path("build/report-quick")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,7 +120,7 @@ def _measure(
     prepared = not section.before
     failed = []
     for command, file in zip(section.commands, section.files(folder), strict=True):
-        words = _without_untrained(modality, _words(f"bench {command}", places))
+        words = _without_untrained(modality, _words(f"{section.verb} {command}", places))
         if not words:
             continue
         words = shortened(words) if quick else words
@@ -172,13 +172,13 @@ def _call(words: Sequence[str]) -> bool:
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """The command with at most the prompts or images and new tokens of _QUICK."""
+    """The command with at most the prompts or images, new tokens and minutes of _QUICK."""
     result = list(words)
     for option, limit in _QUICK.items():
         if option in result:
             at = result.index(option) + 1
-            result[at] = str(min(limit, int(result[at])))
-    if "--num-prompts" not in result:
+            result[at] = str(min(limit, type(limit)(result[at])))
+    if result[0] == "bench" and "--num-prompts" not in result:
         result += ["--num-prompts", str(_QUICK["--num-prompts"])]
     return result
 

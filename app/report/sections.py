@@ -41,9 +41,10 @@ METHODS = "methods"  # the section that every modality has; the summary report c
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a report. `commands` are the arguments of `outrider bench`. Placeholders: {prompts}, the file
-    given by --prompts (the section is skipped without it); {folder}, the report's folder; {store}, a datastore in that
-    folder; {python}, the folder of Python's standard library; {device}, the device given by --device."""
+    """One section of a report. `commands` are the arguments of `outrider bench`, or of another command (`verb`).
+    Placeholders: {prompts}, the file given by --prompts (the section is skipped without it); {folder}, the report's
+    folder; {store}, a datastore in that folder; {python}, the folder of Python's standard library; {device}, the device
+    given by --device."""
 
     name: str
     title: str
@@ -54,6 +55,7 @@ class Section:
     quick: bool = False  # included in `outrider report all --quick`
     main: bool = False  # also shown in the summary report
     pictures: tuple[str, ...] = ()  # files that the commands draw into the folder
+    verb: str = "bench"
     pays: bool = False  # add a table of each drafter's break-even cost
 
     def files(self, folder: Path) -> list[Path]:
@@ -163,6 +165,15 @@ TEXT = (
         CURVES,
     ),
     Section(
+        "ladder",
+        "Trained on equal terms",
+        "Ten draft heads trained for the same target on the same answers, for the same time (of the processor's work), "
+        "with the same loss and rate and about the same number of parameters, ending early when drafts get no longer.",
+        ("--minutes 6 --output-dir {folder}/ladder --plot {folder}/ladder.png --quiet",),
+        pictures=("ladder.png",),
+        verb="ladder",
+    ),
+    Section(
         "throughput",
         "Batches of 1 to 32",
         "Continuous batching with twice as many requests as rows, with and without drafting.",
@@ -174,11 +185,12 @@ TEXT = (
     Section(
         "quantised",
         "Drafting in lower precision",
-        "Plain decoding and drafters in 16, 8 and 4 bits; `qspec` drafts with the same weights in 4 bits.",
-        (
-            "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --num-prompts 7",
-            "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --num-prompts 7",
-            "text --dtype int4 --drafters prompt-lookup,auto --max-new-tokens 64 --num-prompts 7",
+        "Plain decoding and drafters in 16, 8 and 4 bits; `qspec` drafts with the same weights in 4 bits. The draft "
+        "heads were trained for the target in 16 bits.",
+        tuple(
+            f"text --dtype {dtype} --drafters {more}prompt-lookup,draft-model,medusa,eagle3,dspark,auto "
+            "--max-new-tokens 64 --num-prompts 14"
+            for dtype, more in (("bfloat16", "qspec,"), ("int8", "qspec,"), ("int4", ""))
         ),
     ),
     Section(
@@ -195,6 +207,15 @@ TEXT = (
         "prefill. `sparse-cache` and `triforce` draft with a copy of part of the cache. 'Same as full-precision "
         "cache' is the share of the output before it first differs from plain decoding with the 16-bit cache.",
         ("long-context --repeat 2",),
+    ),
+    Section(
+        "by-context",
+        "Prompts of 128 to 8,000 tokens",
+        "As above, for drafters that were trained on short texts and those that copy, behind longer and longer ones.",
+        (
+            "long-context --context-lengths 128,500,1000,2000,4000,8000 --drafters draft-model,medusa,eagle3,dspark,"
+            "suffix,sparse-cache --num-prompts 3 --repeat 1",
+        ),
     ),
     Section(
         "pair",

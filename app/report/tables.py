@@ -43,6 +43,10 @@ def _text(results: Sequence[Result], brief: bool) -> list[str]:
     from outrider.app.bench.engine import lines as engine_lines
 
     first = results[0]["rows"][0]
+    if "ladder" in results[0]:
+        from outrider.text.training.ladder import table as rungs
+
+        return [part for result in results for part in (rungs(result["rows"]), _lessons(result["settings"]["data"]))]
     if "engine" in results[0]:
         return [table(*engine_lines(result["rows"])) for result in results]
     if "perplexity" in first:
@@ -56,6 +60,12 @@ def _text(results: Sequence[Result], brief: bool) -> list[str]:
     return grouped(
         [result for result in results if result["rows"]], lambda group: _benched(group)[: 1 if brief else None]
     )
+
+
+def _lessons(files: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on the answers that were trained on."""
+    kinds = ", ".join(f"{kind} {count}" for file in files for kind, count in file["kinds"].items())
+    return f"Answers: {sum(file['tokens'] for file in files):,} tokens ({kinds}).\n"
 
 
 def _benched(results: Sequence[Result]) -> list[str]:

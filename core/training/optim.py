@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,11 +36,16 @@ class TrainingError(OutriderError):
 
 
 class Clock:
-    """The progress of a run, by minutes or by steps, whichever is further."""
+    """The progress of a run, by minutes or by steps, whichever is further. `work`: minutes that the processor has spent
+    on this process, divided by its threads, so that other processes don't shorten a run."""
 
-    def __init__(self, minutes: float, steps: int | None, warmup: float, floor: float) -> None:
-        self.minutes, self.steps, self.warmup, self.floor = minutes, steps, warmup, floor
+    def __init__(self, minutes: float, steps: int | None, warmup: float, floor: float, *, work: bool = False) -> None:
+        self.minutes, self.steps, self.warmup, self.floor, self.work = minutes, steps, warmup, floor, work
         self._usual: float | None = None
+
+    def now(self) -> float:
+        """A time in seconds, of which differences are to be counted."""
+        return time.process_time() / torch.get_num_threads() if self.work else time.monotonic()
 
     def share(self, seconds: float, steps: int) -> float:
         """The finished share of the run, from 0 to 1."""

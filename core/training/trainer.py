@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -48,6 +47,7 @@ class Plan:
     validations: int = 6
     patience: int = 0  # the run ends after so many validations without a better one; 0: never
     checkpoint_minutes: float = 3.0
+    work: bool = False  # count minutes of work, not of the clock: outrider.core.training.optim.Clock
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
@@ -140,7 +140,7 @@ class Trainer:
         self.accelerator = accelerator(cpu, plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
-        self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)
+        self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor, work=plan.work)
         self.label = ", ".join(training.models)
         self.rates = {name: (rates or {}).get(name, plan.rate) for name in training.models}
         self.models: dict[str, nn.Module] = {}
@@ -176,14 +176,14 @@ class Trainer:
             progress, self.share, self.accelerator.process_index, self.accelerator.num_processes
         )
         bar = self._bar()
-        start = time.monotonic()
+        start = self.clock.now()
         try:
             while self.share() < 1 and not 0 < self.plan.patience <= progress.stale:
                 if self.share() - validated >= 1 / self.plan.validations:
                     self.validate(losses)
-                    validated, start = self.share(), time.monotonic()
+                    validated, start = self.share(), self.clock.now()
                 self._step(next(batches), losses)
-                now = time.monotonic()
+                now = self.clock.now()
                 progress.seconds += self.clock.elapsed(now - start, self.accelerator)
                 start = now
                 bar.n = min(round(1000 * self.share()), bar.total)
@@ -191,7 +191,7 @@ class Trainer:
                 bar.update(0)
                 if progress.seconds - saved >= 60 * self.plan.checkpoint_minutes:
                     self.checkpoint()
-                    saved, start = progress.seconds, time.monotonic()
+                    saved, start = progress.seconds, self.clock.now()
         except KeyboardInterrupt:
             self.checkpoint()
             bar.write("interrupted; the same command resumes the run")

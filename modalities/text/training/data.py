@@ -78,8 +78,9 @@ def _lines(path: Path) -> list[str]:
         raise DataError(unreadable(path, error)) from None
 
 
-def prompts_of(path: Path) -> list[str]:
-    """Read the prompts of a JSON lines file with "prompt" or "turns" (the first is used)."""
+def prompts_of(path: Path) -> list[tuple[str, str]]:
+    """Read the kinds and prompts of a JSON lines file with "prompt" or "turns" (the first is used), and perhaps
+    "category"."""
     prompts = []
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -89,7 +90,7 @@ def prompts_of(path: Path) -> list[str]:
             text = record["prompt"] if "prompt" in record else record["turns"][0]
         except (ValueError, KeyError, IndexError, TypeError):
             raise DataError(f'{path}, line {number}: expected a JSON object with "prompt": "..."') from None
-        prompts.append(str(text))
+        prompts.append((str(record.get("category", "given")), str(text)))
     if not prompts:
         raise DataError(f"{path} contains no prompts; expected JSON lines with a prompt each")
     return prompts

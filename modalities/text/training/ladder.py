@@ -1,7 +1,8 @@
 """The ladder: trained drafters compared on one target, one set of answers, one time and one number of parameters.
 
 Each is trained by `outrider.text.training.run`, in a folder of its own for each seed, and stops early when accepted
-drafts get no longer. Independent of what the drafters are.
+drafts get no longer. On a CPU the time is that of the processor's work, which other processes don't shorten.
+Independent of what the drafters are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
+
+import torch
 
 from outrider.core.assets.files import read_json, write_atomically
 from outrider.core.engine.transformer import Decoder
@@ -28,6 +31,7 @@ from outrider.core.methods.trained import (
     MTP,
     P_EAGLE,
 )
+from outrider.core.trace import machine, versions
 from outrider.text.loading import load
 from outrider.text.recipes import home, recipe
 from outrider.text.training import run
@@ -49,6 +53,7 @@ class LadderRequest:
     parameters: int = 1_400_000  # at most, of each drafter
     seeds: int = 3
     data: tuple[Path, ...] = ()
+    prompts: tuple[Path, ...] = ()  # JSON lines with "prompt", which the target answers first if there is no data
     out: Path | None = None
     draft_vocab_size: int = 12288
     validations: int = 12
@@ -65,16 +70,19 @@ class LadderRequest:
             )
 
 
-def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """Run what is not finished yet, and write ladder.json, ladder.md and ladder.png."""
+def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run what is not finished yet; write ladder.json, ladder.md and ladder.png, and return what the first contains."""
     lm = load(request.model, device=request.device, dtype="bfloat16")
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose hidden states the recipes need")
     out = request.out or home(lm.name) / "ladder"
+    if missing := [file for file in request.data if not file.is_file()]:
+        raise InvalidOption(f"there is no {missing[0]}")
     data = request.data or (home(lm.name) / "answers.jsonl",)
-    if missing := [file for file in data if not file.is_file()]:
-        raise InvalidOption(f"there is no {missing[0]}; give --data, or let `outrider train` generate answers")
+    if not request.data and not (out / _SETTINGS).is_file():
+        given = TrainingRequest(recipes=request.recipes, prompts=request.prompts, quiet=request.quiet)
+        run.write_answers(lm, given, data[0], say)
     _same(out, request, lm.name)
     options = {name: fitted(name, target, request.parameters, request.draft_vocab_size) for name in request.recipes}
     for seed in range(request.seeds):
@@ -99,6 +107,7 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> list[d
                     options={name: options[name]},
                     validations=request.validations,
                     patience=request.patience,
+                    work=lm.device == "cpu",
                     quiet=request.quiet,
                     command=f"outrider ladder {name}",
                 ),
@@ -106,25 +115,30 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> list[d
             )
             write_atomically(folder / "finished", "")
     rungs = gathered(out)
-    write_atomically(out / "ladder.json", json.dumps(rungs, indent=1) + "\n")
+    settings = {"model": lm.name, "device": request.device, "threads": torch.get_num_threads(), "seeds": request.seeds}
+    settings |= {name: getattr(request, name) for name in _FIXED} | {"data": [run.described(file) for file in data]}
+    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "settings": settings, "ladder": True}
+    result["rows"] = rungs
+    write_atomically(out / "ladder.json", json.dumps(result, indent=1) + "\n")
     write_atomically(out / "ladder.md", table(rungs))
     figure(rungs).savefig(out / "ladder.png", dpi=120)
     say(table(rungs))
-    return rungs
+    return result
 
 
 def _same(out: Path, request: LadderRequest, model: str) -> None:
     """A folder holds runs of equal settings; the recipes and the number of seeds may grow."""
     settings = {"model": model, "data": [str(file) for file in request.data]}
     settings |= {name: value for name, value in asdict(request).items() if name in _FIXED}
-    path = out / "settings.json"
+    path = out / _SETTINGS
     if not path.is_file():
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(settings, indent=1) + "\n")
     elif read_json(path) != settings:
-        raise InvalidOption(f"{out} holds a ladder of other settings (settings.json); choose another folder")
+        raise InvalidOption(f"{out} holds a ladder of other settings ({_SETTINGS}); choose another folder")
 
 
+_SETTINGS = "settings.json"
 _FIXED = ("minutes", "steps", "parameters", "draft_vocab_size", "validations", "patience")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class TrainingRequest:
     keep_states: float = 0.0  # GB of the target's states that are kept on disk for later epochs
     validations: int = 6
     patience: int = 0  # end after so many validations without longer accepted drafts; 0: never
+    work: bool = False  # count minutes of the processor's work, not of the clock
     quiet: bool = False
     command: str = ""  # the command line, recorded with the weights
 
@@ -121,7 +123,8 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
     files = request.data or (home(lm.name) / "answers.jsonl",)
     if not request.data or request.prompts:
         with first_process(request.device):
-            _write(lm, request, files[0], say, _recorded(target, request, teacher))
+            until = time.monotonic() + 20 * request.minutes  # at most a third of the time
+            write_answers(lm, request, files[0], say, until, **_recorded(target, request, teacher))
     minutes_spent = (time.monotonic() - start) / 60
     lessons = _read(files)
     training_lessons, held_out = divided(lessons)
@@ -144,11 +147,12 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         seed=request.seed,
         validations=request.validations,
         patience=request.patience,
+        work=request.work,
     )
     facts = {
         "target": lm.name,
         "command": request.command,
-        "data": [_described(file) for file in files] + [{"folder": str(item)} for item in request.corpus],
+        "data": [described(file) for file in files] + [{"folder": str(item)} for item in request.corpus],
         "vocabulary": None if vocabulary is None else _share(vocabulary, held_out),
         "seed": request.seed,
     }
@@ -300,24 +304,23 @@ def first_process(device: str) -> Iterator[None]:
         yield
 
 
-def _write(
+def write_answers(
     lm: TextModel,
     request: TrainingRequest,
     file: Path,
     say: Callable[[str], None],
-    recorded: Mapping[str, Any],
+    until: float = math.inf,
+    **recorded: Any,
 ) -> None:
-    """Let the target answer the given prompts, or its own if there are few answers yet, for at most a third of the
-    time."""
+    """Let the target answer the given prompts, or its own if there are few answers yet, `until` (of time.monotonic)."""
     from tqdm import tqdm
 
-    pending = [("given", text) for path in request.prompts for text in data.prompts_of(path)]
+    pending = [pair for path in request.prompts for pair in data.prompts_of(path)]
     tokens = sum(len(lesson.answer) for lesson in data.read(file))
     if not pending and tokens >= ENOUGH:
         return
     rows = 32 if lm.device == "cpu" else 1024
     writer = data.Writer(lm, file, rows=rows, seed=request.seed + tokens, **recorded)
-    deadline = time.monotonic() + 20 * request.minutes
     say(f"{lm.name} generates training answers in {file}")
     with tqdm(total=ENOUGH, initial=tokens, unit=" tokens", disable=request.quiet) as bar:
         number, own = 0, not pending
@@ -326,11 +329,11 @@ def _write(
                 written = data.write_prompts(lm, rows, seed=request.seed + 7919 * number + tokens, batch=rows)
                 pending = [("own", text) for text in written]
             batch, pending = pending[: 4 * rows], pending[4 * rows :]
-            for lesson in writer.answer(batch, request.temperature, until=deadline if tokens else None):
+            for lesson in writer.answer(batch, request.temperature, until=until if tokens else None):
                 tokens += len(lesson.answer)
                 bar.update(len(lesson.answer))
             number += 1
-            if time.monotonic() > deadline:
+            if time.monotonic() > until:
                 break
 
 
@@ -364,7 +367,8 @@ def _share(vocabulary: torch.Tensor, lessons: Sequence[Lesson]) -> Mapping[str, 
     return {"kept": len(vocabulary), "covers_held_out": round(float(inside), 5)}
 
 
-def _described(file: Path) -> Mapping[str, Any]:
+def described(file: Path) -> Mapping[str, Any]:
+    """The number of answers and tokens in a file, by kind, and its digest."""
     lessons = data.read(file)
     kinds: dict[str, int] = {}
     for lesson in lessons:

@@ -66,12 +66,14 @@ EVERY = [(modality, one) for modality, sections in REPORTS.items() for one in se
 @pytest.mark.slow
 @pytest.mark.parametrize(("modality", "section"), EVERY, ids=lambda one: getattr(one, "name", one))
 def test_every_command_of_a_section_parses(modality: str, section: Section) -> None:
-    bench = get_command(cli).commands["bench"]  # type: ignore[attr-defined]
     for command in section.commands:
-        name, *_ = shlex.split(command)
-        for wanted in (shlex.split(command), report.shortened(shlex.split(command))):
-            words = [word.format(prompts="p", store="s", python="py", folder="f", device="cpu") for word in wanted[1:]]
-            options = bench.commands[name].make_context(name, words).params
+        words = shlex.split(f"{section.verb} {command}")
+        for wanted in (words, report.shortened(words)):
+            rest = [word.format(prompts="p", store="s", python="py", folder="f", device="cpu") for word in wanted]
+            group = get_command(cli)
+            while commands := getattr(group, "commands", None):
+                group = commands[rest.pop(0)]
+            options = group.make_context(group.name, rest).params
         for drafter in str(options.get("drafters", "")).split(","):
             assert drafter in (*DRAFTERS, "auto", "")
         for rule in str(options.get("rules", options.get("rule", "exact"))).split(","):
@@ -105,8 +107,14 @@ def test_a_page_contains_the_figures_and_commands_of_its_results(tmp_path: Path)
     )
     batch = {"dtype": "int4", "drafter": "plain", "together": 500.0, "alone": 100.0, "same": 8, "rows": 8}
     (tmp_path / "batch.json").write_text(json.dumps(ENVIRONMENT | {"rows": [batch], "command": "outrider bench b"}))
+    rung = {"drafter": "medusa", "tokens_per_pass": 1.5, "spread": 0.01, "minutes": 4.0, "tokens": 9000}
+    rungs = {"ladder": True, "rows": [rung | {"kinds": {"code": 1.75}, "conditional": [0.5, 0.25]}]}
+    rungs["settings"] = {"data": [{"tokens": 2000, "kinds": {"code": 30}}]}
+    (tmp_path / "ladder.json").write_text(json.dumps(ENVIRONMENT | rungs | {"command": "outrider ladder"}))
     page = pages.modality_page(tmp_path, "text")
     assert page.count("threads 2") == 1
+    assert "| medusa | 1.500 ± 0.010 | 4.0 | 9,000 | 1.75 | 50% | 25% |" in page
+    assert "2,000 tokens (code 30)" in page
     for words in (
         "| int4 | 32.50 | 97.0% |",
         "| int4 | plain | 500 | 100 | 5.00 | 8 of 8 |",

@@ -93,6 +93,14 @@ def test_muon_takes_the_same_step_in_32_bits(monkeypatch: pytest.MonkeyPatch) ->
         assert (found - wanted).norm() < 0.1 * wanted.norm() > 0
 
 
+def test_minutes_of_work_leave_out_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim.time, "process_time", lambda: 60.0)
+    monkeypatch.setattr(optim.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(optim.torch, "get_num_threads", lambda: 2)
+    assert optim.Clock(1.0, None, 0.0, 0.0, work=True).now() == 30
+    assert optim.Clock(1.0, None, 0.0, 0.0).now() == 1000
+
+
 def test_a_plan_out_of_bounds_is_refused() -> None:
     with pytest.raises(InvalidOption, match="average is 1"):
         Plan(average=1.0)

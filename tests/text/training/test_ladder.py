@@ -13,7 +13,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training.trainer import Trainer
 from outrider.text import TextModel
 from outrider.text.recipes import recipe
-from outrider.text.training import ladder, run
+from outrider.text.training import data, ladder, run
 from outrider.text.training.ladder import LadderRequest, fitted
 
 
@@ -69,7 +69,7 @@ def test_a_ladder_resumes_and_compares(
         "quiet": True,
     }
     ladder.ladder(LadderRequest(recipes=("medusa",), seeds=1, **given), lambda _: None)
-    rungs = ladder.ladder(LadderRequest(recipes=("medusa", "dflash2"), seeds=2, **given), lambda _: None)
+    rungs = ladder.ladder(LadderRequest(recipes=("medusa", "dflash2"), seeds=2, **given), lambda _: None)["rows"]
     assert trained == [("medusa", 0), ("dflash2", 0), ("medusa", 1), ("dflash2", 1)]
     assert {rung["drafter"] for rung in rungs} == {"medusa", "dflash2"} and all(rung["seeds"] == 2 for rung in rungs)
     assert rungs[0]["tokens_per_pass"] >= rungs[1]["tokens_per_pass"] >= 1
@@ -78,6 +78,27 @@ def test_a_ladder_resumes_and_compares(
     assert "| medusa |" in text and "| dflash2 |" in text and (out / "ladder.png").stat().st_size > 1000
     with pytest.raises(InvalidOption, match="other settings"):
         ladder.ladder(LadderRequest(recipes=("medusa",), **{**given, "parameters": 30_000}), lambda _: None)
+
+
+def test_the_target_answers_what_it_is_asked_if_there_are_no_answers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "home", lambda _: tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    kinds = ("code", "prose")
+    rows = [{"category": kinds[n % 2], "prompt": f"What is {n} times {n}?"} for n in range(12)]
+    prompts.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    request = LadderRequest(
+        recipes=("medusa",), model=str(folder), parameters=20_000, prompts=(prompts,), seeds=1, steps=2, validations=1,
+        draft_vocab_size=0, quiet=True,
+    )  # fmt: skip
+    result = ladder.ladder(request, lambda _: None)
+    answers = data.read(tmp_path / "answers.jsonl")
+    assert {answer.kind for answer in answers} == set(kinds) and len(answers) == len(rows)
+    [file] = result["settings"]["data"]
+    assert file["kinds"] == {"code": 6, "prose": 6} and result["rows"][0]["seeds"] == 1
+    ladder.ladder(request, lambda _: None)
+    assert data.read(tmp_path / "answers.jsonl") == answers  # a folder of runs keeps its data
 
 
 def test_a_run_without_longer_drafts_ends_early(
