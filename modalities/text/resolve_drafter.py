@@ -135,7 +135,7 @@ def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -
     if head is None and "head" not in given:
         head = model.head
         if head is None and own and "drafters" not in given and default.drafter is None:
-            head = drafter_inputs.head_trained_here(model)
+            head = drafter_inputs.head_of_auto(model, greedy=options.temperature == 0, rows=rows)
     if head is not None:
         drafter = drafter_inputs.drafters_of_head(model, head)[-1]
         if own and drafter_inputs.can_be_merged(model, drafter):
