@@ -169,7 +169,7 @@ TEXT = (
         "Trained on equal terms",
         "Ten draft heads trained for the same target on the same answers, for the same time (of the processor's work), "
         "with the same loss and rate and about the same number of parameters, ending early when drafts get no longer.",
-        ("--minutes 6 --output-dir {folder}/ladder --plot {folder}/ladder.png --quiet",),
+        ("--minutes 4 --output-dir {folder}/ladder --plot {folder}/ladder.png --quiet",),
         pictures=("ladder.png",),
         verb="ladder",
     ),
