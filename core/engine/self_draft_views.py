@@ -24,6 +24,7 @@ from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.kv_cache.windowed import windowed
 from outrider.core.engine.kv_retrieval import root_queries, top_chunks
 from outrider.core.engine.layer_subset import reread
+from outrider.core.engine.native.chain_drawing import ChainDrawing
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Layer
@@ -48,7 +49,7 @@ class Carry:
         return cache.rows is self.rows and cache.scratch_owner is self.owner and all(tap == "last" for tap in taps)
 
 
-class View:
+class View(ChainDrawing):
     """A cheaper variant of a model on the model's own cache. It is a target itself; `begin` it after the model, on the
     same prompts.
 
@@ -192,6 +193,20 @@ class View:
             return Scores(draft, self._pipeline, rows.committed, logits, {}, first)
         states = at_nodes(states, rows, draft, first, since)
         return make_scores(self.network, states, draft, self._pipeline, rows.committed, {}, first)
+
+    def _draws_chains(self) -> bool:
+        """Not early exits, whose states are kept, and not while the model may still keep what it has scored."""
+        model = self._model_cache
+        free = model.scored < 0 or model.scratch_owner is self
+        whole = self._window is None and not self._only_exits and not self.mute
+        return whole and free and model.store.dtype == self.network.dtype
+
+    def _written(self) -> Cache:
+        return self._model_cache
+
+    def _drew(self, scored: int) -> None:
+        self._model_cache.scratch_owner, self._gap, self._states = self, 0, []
+        self._read, self._scored = self._model_cache.rows, scored
 
     @torch.no_grad()
     def recall(self, texts: Prompts, count: int) -> Tensor:

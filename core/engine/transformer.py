@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.device import upload
-from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
+from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.captured_rounds import Judge
 from outrider.core.engine.captured_rules import CapturedRule
@@ -28,7 +27,7 @@ from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.kv_cache.rows import Rows, live_tokens
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.native.draft_chain import NativeChain
+from outrider.core.engine.native.chain_drawing import ChainDrawing
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
 from outrider.core.engine.types import Config, PassLayout
@@ -49,7 +48,7 @@ class Mark:
     pipeline: LogitsPipeline
 
 
-class Decoder:
+class Decoder(ChainDrawing):
     """A network with its KV cache.
 
     Hidden states are available at the taps "embedding", "layer.0" to "layer.{L - 1}" (a layer's output) and "last" (the
@@ -236,45 +235,14 @@ class Decoder:
             live = at_nodes(live[..., None], cache.rows, draft, first, since)[..., 0]
         return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first, live)
 
-    @torch.no_grad()
-    def draw_chain(
-        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False
-    ) -> tuple[Tensor, Distribution] | None:
-        """Draw a chain for a batch of one row in one call of the compiled kernels: tokens [1, N], each drawn with one
-        of the uniform numbers, and their distributions. All tokens that were read count as scored afterwards. None: the
-        caller needs one pass per token here."""
-        rows, chain, sampling = self.cache.rows, self._chain(), self._pipeline.sampling
-        if chain is None or len(rows.host) > 1 or rows.table is not None:
-            return None
-        wait, steps = rows.pending.shape[1], len(numbers)
-        self.cache.reserve(wait + steps)
-        self.network.ensure_positions(rows.host[0] + wait + steps, self.cache.long)
-        uniforms, conditioning = None if sampling.greedy else numbers, self.network.conditioning_of(0)
-        tokens, law = chain.draw(
-            *(rows.pending[0], rows.host[0], self.cache.store, steps, conditioning, uniforms, sampling.temperature),
-            *(threshold, last),
-        )
-        self.cache.scored, self.cache.scratch_owner = len(tokens) - int(last or len(tokens) == steps), self
-        return tokens[None], law
+    def _draws_chains(self) -> bool:
+        return type(self).score is Decoder.score and not self._taps
 
-    @torch.no_grad()
-    def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
-        """A token [B] from each row of logits [B, V], drawn with one of the uniform numbers [B] as `draw_chain` draws,
-        and the distributions [B, V]; None where `draw_chain` is not possible for one row."""
-        chain, sampling = self._chain(), self._pipeline.sampling
-        if sampling.greedy or chain is None or logits.dtype != torch.float32:
-            return None
-        return chain.draw_rows(logits, numbers, sampling.temperature)
+    def _written(self) -> Cache:
+        return self.cache
 
-    def confidence(self, logits: Tensor) -> Tensor | None:
-        """The highest probability of each row of logits [B, V], as `draw_chain` reads it; None as above."""
-        chain = self._chain() if logits.dtype == torch.float32 else None
-        return None if chain is None else chain.confidence(logits)
-
-    def _chain(self) -> NativeChain | None:
-        """The compiled kernels for chains, if they compute what passes one by one compute."""
-        supported = type(self._pipeline) is LogitsPipeline and self._pipeline.sampling.plain
-        return self.network.native_chain if supported and type(self).score is Decoder.score and not self._taps else None
+    def _drew(self, scored: int) -> None:
+        self.cache.scored, self.cache.scratch_owner = scored, self
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; ids from the vocabulary's size on are looked up

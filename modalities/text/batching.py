@@ -82,12 +82,12 @@ class TextBatch:
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InvalidOption("a batch makes one drafter per request; give a drafter's name or None")
         self.model, self.options = model, options
-        first, rule = resolve_drafter(model, options, rows), resolve_rule(options)
+        first, rule = resolve_drafter(model, options, rows, continuous=True), resolve_rule(options)
         self.about = About(model, first, rule)
         spare = [first.made]
 
         def make() -> Drafter:
-            made = spare.pop() if spare else resolve_drafter(model, options, rows).made
+            made = spare.pop() if spare else resolve_drafter(model, options, rows, continuous=True).made
             assert made is not None
             return made
 

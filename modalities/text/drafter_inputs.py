@@ -23,11 +23,10 @@ from outrider.core.methods import AUTO, DRAFTERS, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
-from outrider.core.methods.trained import EAGLE3
 from outrider.core.protocol import Drafter
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
-from outrider.text.measurements import costs_of_rounds, default_of, draft_model_of, measured
+from outrider.text.measurements import costs_of_rounds, draft_model_of, measured
 from outrider.text.vocab_bridge import Bridge
 
 if TYPE_CHECKING:
@@ -214,15 +213,16 @@ def can_be_merged(model: TextModel, drafter: str) -> bool:
     return model.device == "cpu" and DRAFTERS[drafter].drafts_trees
 
 
-def head_of_auto(model: TextModel, *, greedy: bool, rows: int) -> Path | None:
-    """The head whose guesses `auto` merges with others': the best that `outrider train` made for this target, else the
-    bundled one, where that was measured to pay."""
-    if model.device != "cpu" or not isinstance(model.target(), Decoder):
-        return None
-    path = recipes.trained_tree(model.name)
-    if path is None and greedy and rows == 1 and model.dtype in default_of(model.name).head_in:
-        path = recipes.bundled(model.name, EAGLE3.name)  # the best of the bundled ones that draft trees
-    if path is None:
+def can_draft_for_itself(model: TextModel) -> bool:
+    """Whether there are cheaper views of the model: it runs on our own decoder, and its layers are in memory."""
+    target = model.target()
+    return isinstance(target, Decoder) and target.network.before_layer is None
+
+
+def head_trained_here(model: TextModel) -> Path | None:
+    """The best head that `outrider train` made for this target, of those that can be merged."""
+    path = recipes.trained_tree(model.name) if model.device == "cpu" else None
+    if path is None or not isinstance(model.target(), Decoder):
         return None
     try:
         drafters_of_head(model, path)

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.drafters.combined import round_costs
+from outrider.core.methods.combined import ADAPTIVE
+from outrider.core.methods.lookup import SUFFIX
+from outrider.core.methods.self_speculative import QSPEC
 from outrider.core.paths import cache_folder
 from outrider.core.protocol import Drafter
 
@@ -36,18 +39,19 @@ class MeasuredDefault:
     """The default of one target."""
 
     draft_model: str | None = None  # of the catalogue, with the target's tokens
-    drafter: str | None = None  # in place of `auto`; None: `auto` itself
+    drafter: str | None = None  # in place of `auto`, for a single prompt on a CPU; None: `auto` itself
     options: Mapping[str, Any] = field(default_factory=dict)  # of that drafter
-    head_in: tuple[str, ...] = ()  # precisions in which `auto` takes the head that is bundled, for one greedy row
+    dtype: str | None = None  # the precision of the target in which that pays; None: any
     measured: str = ""  # with what result, and how
 
 
 DEFAULTS: Mapping[str, MeasuredDefault] = {
     "smollm2-135m": MeasuredDefault(
-        head_in=("bfloat16",),
-        measured="two quiet cores with AVX-512, 24 prompts of 64 tokens, `auto` with EAGLE-3 to `auto` without "
-        "(2026-11-30): greedy 1.09x in bfloat16, 1.00x in float32, 0.96x in int4; at temperature 1 0.91x, in batches "
-        "of 8 0.94x",
+        drafter=ADAPTIVE.name,
+        options={"drafters": (SUFFIX.name, QSPEC.name), "options": {QSPEC.name: {"length": 8}}},
+        dtype="bfloat16",
+        measured="two quiet cores with AVX-512, 29 prompts of 64 tokens (2026-11-30): greedy 1.96x, never below 1.2x "
+        "(`auto` 1.29x); at temperature 0.8 1.79x, at least 0.91x (`auto` 1.10x)",
     ),
     "qwen2.5-coder-1.5b": MeasuredDefault(
         draft_model="qwen2.5-coder-0.5b",
@@ -55,14 +59,15 @@ DEFAULTS: Mapping[str, MeasuredDefault] = {
         "by the draft model 1.42x (1.34-1.51)",
     ),
 }
-_NONE = MeasuredDefault()
+NOTHING = MeasuredDefault()
 
 
-def default_of(target: str) -> MeasuredDefault:
-    """The row of a target, by its name."""
-    return DEFAULTS.get(target, _NONE)
+def default_of(model: TextModel) -> MeasuredDefault:
+    """What pays for a single prompt to a target, in its precision and on its device."""
+    row = DEFAULTS.get(model.name, NOTHING)
+    return row if model.device == "cpu" and row.dtype in (None, model.dtype) else NOTHING
 
 
 def draft_model_of(target: str) -> str | None:
     """The draft model that is published for a target."""
-    return default_of(target).draft_model
+    return DEFAULTS.get(target, NOTHING).draft_model

@@ -249,23 +249,18 @@ def home(target: str) -> Path:
 def find(target: str, drafter: str) -> Path | None:
     """Return the weights of a drafter for a target: the bundled ones, else the trained ones with the best validation of
     all runs. Drafters that use the same draft head share weights."""
+    folder, name = Path(str(resources.files("outrider.text"))) / "weights", target.replace("/", "--")
     kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else None
     sharing = [recipe.name for recipe in RECIPES.values() if recipe.name != drafter and recipe.kind is kind]
     for candidate in (drafter, *sharing):
-        if (path := bundled(target, candidate)) is not None:
-            return path
+        shipped = folder / f"{name}.{candidate}.safetensors"
+        if shipped.is_file() and shipped.with_suffix(".json").is_file():
+            return shipped
         trained = [(worth(path), path) for path in sorted(home(target).glob(f"*/{candidate}.safetensors"))]
         validated = [(value, path) for value, path in trained if value is not None]
         if validated:
             return max(validated, key=lambda recipe: recipe[0])[1]
     return None
-
-
-def bundled(target: str, name: str) -> Path | None:
-    """Return the weights of a recipe for a target that the package contains."""
-    folder = Path(str(resources.files("outrider.text"))) / "weights"
-    path = folder / f"{target.replace('/', '--')}.{name}.safetensors"
-    return path if path.is_file() and path.with_suffix(".json").is_file() else None
 
 
 def trained_tree(target: str) -> Path | None:

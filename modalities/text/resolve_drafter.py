@@ -16,7 +16,7 @@ from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.text import drafter_inputs
-from outrider.text.measurements import default_of
+from outrider.text.measurements import NOTHING, MeasuredDefault, default_of
 from outrider.text.options import Options
 
 if TYPE_CHECKING:
@@ -79,14 +79,19 @@ class _Choice:
     notes: Mapping[str, str] = field(default_factory=dict)  # for the trace
 
 
-def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
-    """The drafter of these options, for this many batch rows, and the measured costs that it uses."""
+def resolve_drafter(
+    model: TextModel, options: Options, rows: int = 1, *, continuous: bool = False
+) -> Resolved[Drafter | None]:
+    """The drafter of these options, for this many batch rows, which may be those of a continuous batch, and the
+    measured costs that it uses."""
     inputs: dict[Input, Provider] = {kind: partial(make, model) for kind, make in _INPUTS.items()}
     inputs[Input.DRAFT_MODEL] = partial(drafter_inputs.draft_model, model, options.draft_vocabulary)
     inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
     catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
     if options.drafter == AUTO.name:
-        choice = _auto(model, options, catalogue, rows)
+        alone = rows == 1 and not continuous and options.num_draft_tokens is None
+        default = default_of(model) if alone and drafter_inputs.can_draft_for_itself(model) else NOTHING
+        choice = _auto(model, options, catalogue, rows, default)
     else:
         choice = _named(model, options, catalogue)
     if options.draft_vocabulary is not None and isinstance(choice.drafter, str):
@@ -117,10 +122,10 @@ def _named(model: TextModel, options: Options, catalogue: Catalogue) -> _Choice:
     return _Choice(drafter=drafter, options=given, draft_model=draft_model, head=head)
 
 
-def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -> _Choice:
+def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int, default: MeasuredDefault) -> _Choice:
     """What `auto` stands for: chains by the draft model; drafters merged with the head, if there is one and its guesses
     can be merged; what was measured for the target; else the merged training-free drafters."""
-    given, default = options.drafter_options, default_of(model.name)
+    given = options.drafter_options
     own = given.keys() <= {*AUTO.options, *AUTO.needs}
     draft_model, head = options.draft_model, options.head
     if draft_model is None and not (given and own) and "model" not in given:
@@ -135,7 +140,7 @@ def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int) -
     if head is None and "head" not in given:
         head = model.head
         if head is None and own and "drafters" not in given and default.drafter is None:
-            head = drafter_inputs.head_of_auto(model, greedy=options.temperature == 0, rows=rows)
+            head = drafter_inputs.head_trained_here(model)
     if head is not None:
         drafter = drafter_inputs.drafters_of_head(model, head)[-1]
         if own and drafter_inputs.can_be_merged(model, drafter):

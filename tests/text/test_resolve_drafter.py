@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.text import TextModel, bigrams, datastore, measurements, recipes
 from outrider.text.measurements import MeasuredDefault
+from outrider.text.options import Options
+from outrider.text.resolve_drafter import resolve_drafter
 
 PROMPT = "the cat sat on the mat and the dog sat on the"
 FREE = (
@@ -178,6 +181,12 @@ def test_auto_stands_for_what_was_measured_for_the_target(lm: TextModel, monkeyp
     monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: row})
     out = lm.generate(PROMPT, raw=True, max_new_tokens=24)
     assert out.trace.method == "prompt-lookup" and max(len(step.drafted) for step in out.trace.steps) <= 3
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: replace(row, dtype="int4")})
+    assert resolve_drafter(lm, Options()).name == "auto"
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: replace(row, dtype=lm.dtype)})
+    assert resolve_drafter(lm, Options()).name == "prompt-lookup"
+    assert resolve_drafter(lm, Options(), rows=2).name == "auto"
+    assert resolve_drafter(lm, Options(), continuous=True).name == "auto"
     out = lm.generate(PROMPT, raw=True, max_new_tokens=4, drafter_options={"max_guesses": 2})
     assert out.trace.method == "auto"
 

@@ -12,8 +12,7 @@ from outrider.core.drafters.combined.auto import Auto
 from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.methods import DRAFTERS
 from outrider.core.training.checkpoint import save
-from outrider.text import TextModel, measurements, recipes
-from outrider.text.measurements import MeasuredDefault
+from outrider.text import TextModel, recipes
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter
 
@@ -36,9 +35,9 @@ def head(lm: TextModel, name: str, folder: Path, tokens_per_pass: float = 1.0) -
     return path
 
 
-def made(lm: TextModel, rows: int = 1, **options: Any) -> list[str]:
+def made(lm: TextModel, **options: Any) -> list[str]:
     """The classes of the drafters that `auto` merges; or that of the drafter that it stands for."""
-    drafter = resolve_drafter(lm, Options(drafter="auto", **options), rows).made
+    drafter = resolve_drafter(lm, Options(drafter="auto", **options)).made
     drafters = drafter.drafters if isinstance(drafter, Auto) else [drafter]
     return [type(each.draft_head if isinstance(each, Learned) else each).__name__ for each in drafters]
 
@@ -79,16 +78,3 @@ def test_the_best_head_that_was_trained_here_is_merged(lm: TextModel) -> None:
     lm.draft_heads.clear()
     with pytest.warns(UserWarning, match="`auto` does without .*eagle3.safetensors"):
         assert made(lm, drafter_options=COSTS) == ["Suffix", "TokenRecycling"]
-
-
-def test_the_bundled_head_is_merged_where_it_was_measured_to_pay(
-    lm: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual, bundled = ["Suffix", "TokenRecycling"], head(lm, "eagle3", tmp_path / "bundled")
-    monkeypatch.setattr(recipes, "bundled", lambda target, name: bundled if name == "eagle3" else None)
-    assert made(lm, drafter_options=COSTS) == usual
-    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: MeasuredDefault(head_in=(lm.dtype,), measured="here")})
-    assert made(lm, drafter_options=COSTS) == [*usual, "Eagle3Head"]
-    assert made(lm, drafter_options=COSTS, temperature=1.0) == made(lm, 2, drafter_options=COSTS) == usual
-    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: MeasuredDefault(head_in=("int4",), measured="here")})
-    assert made(lm, drafter_options=COSTS) == usual

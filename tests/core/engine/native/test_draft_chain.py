@@ -18,6 +18,7 @@ from outrider.core.drafters.draft_model.fewer_tokens import predicting
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.engine.conditioned import ConditionedDecoder
+from outrider.core.engine.self_draft_views import View
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.kernels import native
@@ -102,6 +103,32 @@ def test_greedy_chains_are_the_likeliest_tokens() -> None:
     chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
     assert opened(SHAPE, Sampling()).score(chain).logits()[0, :4].argmax(-1).tolist() == tokens[0].tolist()
     assert distributions.width == 1 and torch.equal(distributions.sole(), tokens)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_view_in_fewer_bits_draws_by_its_own_laws(temperature: float) -> None:
+    sampling, numbers = Sampling(temperature=temperature), np.array([0.1, 0.9, 0.35, 0.6])
+
+    def viewed(**options: Any) -> tuple[Decoder, View]:
+        model = opened(SHAPE, sampling)
+        view = model.view(**options)
+        view.begin([PROMPT], sampling)
+        return model, view
+
+    model, view = viewed(bits=4)
+    found = view.draw_chain(numbers)
+    assert found is not None
+    tokens, distributions = found
+    chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    again = viewed(bits=4)[1].score(chain).distributions()
+    if temperature:
+        torch.testing.assert_close(distributions.probs, again.probs[:, :4], atol=0.02, rtol=0.05)
+    else:
+        assert torch.equal(distributions.sole(), again.sole()[:, :4])
+    assert torch.equal(model.score(chain).logits(), opened(SHAPE, sampling).score(chain).logits())
+    assert view.draw_chain(numbers) is None, "the model may keep what it has scored"
+    for cannot in ({"window": (1, 2)}, {"exit": 1}):
+        assert viewed(**cannot)[1].draw_chain(numbers) is None
 
 
 def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
