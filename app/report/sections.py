@@ -75,7 +75,8 @@ def _paired(prompts: str) -> tuple[str, str]:
         "eagle3.draft_kind=chain --drafter-option eagle3.length=3 --drafter-option draft-model.length=3 "
         f"--drafter-option cross-vocabulary.model=smollm2-135m {prompts} --max-new-tokens 64 --dtype"
     )
-    return f"{command} int4 --peers llama.cpp", f"{command} bfloat16"
+    sixteen = command.replace("--drafters auto,", "--drafters auto,qspec,")
+    return f"{command} int4 --peers llama.cpp", f"{sixteen} bfloat16 --drafter-option qspec.length=8"
 
 
 TEXT = (

@@ -257,10 +257,14 @@ def _use_pooled_store(cache: Cache, pool: GraphPool) -> None:
 
 
 def quantized(network: Network, bits: int) -> Network:
-    """The network in fewer bits: quantized once and kept with it, so that only the first request waits."""
+    """The network in fewer bits: loaded or quantized once and kept with it, so that only the first request waits. What
+    the network keeps as ("stored", bits) loads it from a file; None: the file has other bits."""
     key = "quantized", bits
     if key not in network.kept:
-        network.kept[key] = quantize(network, bits)
+        stored = network.kept.get(("stored", bits), lambda: None)()
+        if stored is not None:
+            stored = Network(network.config, network.embedding, stored.layers, stored.norm, stored.head)
+        network.kept[key] = quantize(network, bits) if stored is None else stored
     copy_of: Network = network.kept[key]
     return copy_of
 

@@ -7,6 +7,7 @@ transformers. Files are opened by outrider.core.assets.store.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from outrider.core.assets import store
 from outrider.core.device import AUTO, usable_device, usual_dtype
 from outrider.core.engine.loading import model_object
-from outrider.core.engine.loading.folder import DTYPES, LoadError, converted_dtype, target_of_folder
+from outrider.core.engine.loading.folder import DTYPES, LoadError, converted_dtype, stored_dtype, target_of_folder
+from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.published import converted
+from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.validation import dtype_name
 from outrider.text.drafter_inputs import drafters_of_head
@@ -85,10 +88,13 @@ def load(
     make, context = target_of_folder(
         folder, dtype, place, offload=offload, kv_cache_dtype=kv_cache_dtype, drafting=drafting
     )
-    if tokens.size > make().vocabulary:
+    target = make()
+    if tokens.size > target.vocabulary:
         raise LoadError(
-            f"the tokenizer has {tokens.size:,} tokens and the model {make().vocabulary:,}; they do not match"
+            f"the tokenizer has {tokens.size:,} tokens and the model {target.vocabulary:,}; they do not match"
         )
+    if dtype == stored_dtype(dtype) and offload is None and isinstance(target, Decoder):
+        target.network.kept["stored", 4] = partial(_in_4_bits, source, revision, folder, place)
     end = end_tokens(folder, described, tokens)
     lm = TextModel(
         make,
@@ -106,6 +112,14 @@ def load(
     if Path(source).suffix.lower() == ".gguf":
         lm.source = str(source)
     return _with_drafts(lm, draft_model, head)
+
+
+def _in_4_bits(source: str | Path, revision: str | None, folder: Path, device: torch.device) -> Network | None:
+    """The network for drafts, if the source is a GGUF file, whose 4-bit weights have a folder of their own."""
+    if find(source, dtype="int4", revision=revision)[0] == folder:
+        return None
+    target = load(source, device=device, dtype="int4", revision=revision, drafting=True).target()
+    return target.network if isinstance(target, Decoder) else None
 
 
 def _with_drafts(lm: TextModel, draft_model: Any, head: Any) -> TextModel:

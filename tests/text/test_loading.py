@@ -22,9 +22,11 @@ from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.checkpoints import CheckpointError
 from outrider.core.engine.loading import folder as folder_loading
 from outrider.core.engine.loading.folder import LoadError
+from outrider.core.engine.self_draft_views import quantized
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.text import TextModel
+from outrider.text.bench.engine import decoder
 
 RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 16, "drafter": "prompt-lookup"}
 PROMPT = "the cat sat on the mat and the dog sat on"
@@ -322,3 +324,21 @@ def test_other_programs_get_plain_weights_of_a_gguf_file(tmp_path: Path, monkeyp
     assert "quantization_config" not in store.read_json(plain.folder / "config.json")
     parts = {name.rpartition("_")[2] for name in store.Checkpoint(small.folder) if "up_proj" in name}
     assert parts == {"levels", "scales", "offsets"}
+
+
+def test_a_gguf_file_drafts_for_itself_with_its_weights_of_4_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    writer = runpy.run_path(str(Path(__file__).parents[1] / "core" / "assets" / "test_gguf.py"))
+    file = tmp_path / "small.gguf"
+    writer["write_quantised"](file, {"ffn_gate": writer["KINDS"].Q4_1, "ffn_up": writer["KINDS"].Q4_1})
+    lm = text.load(file, dtype="bfloat16")
+    network = decoder(lm).network
+    drafting, stored = quantized(network, 4), decoder(text.load(file, dtype="int4", drafting=True)).network
+    x = torch.randn(3, network.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(network.dtype)
+    assert torch.equal(drafting.layers[0].up_gate(x), stored.layers[0].up_gate(x))
+    assert drafting.embedding is network.embedding and quantized(network, 4) is drafting
+    assert lm.generate("the cat", drafter="qspec", max_new_tokens=12).tokens == (
+        lm.generate("the cat", drafter=None, max_new_tokens=12).tokens
+    )

@@ -5,14 +5,18 @@ Independent of drafts, rules and what else a target does.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.distribution import Distribution, LogitsPipeline
-from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.native.draft_chain import NativeChain
-from outrider.core.engine.network import Network
+
+if TYPE_CHECKING:
+    from outrider.core.engine.kv_cache.cache import Cache
+    from outrider.core.engine.network import Network
 
 
 class ChainDrawing:
