@@ -24,7 +24,7 @@ from outrider.core.engine.kv_cache.rows import Rows
 from outrider.core.engine.kv_cache.windowed import windowed
 from outrider.core.engine.kv_retrieval import root_queries, top_chunks
 from outrider.core.engine.layer_subset import reread
-from outrider.core.engine.native.chain_drawing import ChainDrawing
+from outrider.core.engine.native.chain_drawing import DrawsChains
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Layer
@@ -49,7 +49,7 @@ class Carry:
         return cache.rows is self.rows and cache.scratch_owner is self.owner and all(tap == "last" for tap in taps)
 
 
-class View(ChainDrawing):
+class View(DrawsChains):
     """A cheaper variant of a model on the model's own cache. It is a target itself; `begin` it after the model, on the
     same prompts.
 

@@ -27,7 +27,7 @@ from outrider.core.engine.kv_cache.prefixes import Prefixes
 from outrider.core.engine.kv_cache.rows import Rows, live_tokens
 from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.native.chain_drawing import ChainDrawing
+from outrider.core.engine.native.chain_drawing import DrawsChains
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
 from outrider.core.engine.types import Config, PassLayout
@@ -48,7 +48,7 @@ class Mark:
     pipeline: LogitsPipeline
 
 
-class Decoder(ChainDrawing):
+class Decoder(DrawsChains):
     """A network with its KV cache.
 
     Hidden states are available at the taps "embedding", "layer.0" to "layer.{L - 1}" (a layer's output) and "last" (the

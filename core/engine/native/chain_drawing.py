@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.core.engine.network import Network
 
 
-class ChainDrawing:
+class DrawsChains:
     """Gives a target with a network and sampling settings outrider.core.protocol.ChainDrawing."""
 
     network: Network
