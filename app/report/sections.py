@@ -75,8 +75,7 @@ def _paired(prompts: str) -> tuple[str, str]:
         "eagle3.draft_kind=chain --drafter-option eagle3.length=3 --drafter-option draft-model.length=3 "
         f"--drafter-option cross-vocabulary.model=smollm2-135m {prompts} --max-new-tokens 64 --dtype"
     )
-    sixteen = command.replace("--drafters auto,", "--drafters auto,qspec,")
-    return f"{command} int4 --peers llama.cpp", f"{sixteen} bfloat16 --drafter-option qspec.length=8"
+    return f"{command} int4 --peers llama.cpp", f"{command} bfloat16"
 
 
 TEXT = (
@@ -223,7 +222,8 @@ TEXT = (
         "A published pair",
         "Qwen2.5-Coder-1.5B-Instruct with the published 0.5B as its draft model, with SmolLM2-135M across "
         "vocabularies, and with a head trained for it where there is one (`outrider train eagle3`), which `auto` takes "
-        "too; llama.cpp on the same files. Chat, code and editing.",
+        "too, but for 16 bits since 30 November 2026, where it is `qspec`; llama.cpp on the same files. Chat, code and "
+        "editing.",
         _paired("--tasks chat,code,editing"),
         main=True,
     ),
