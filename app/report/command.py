@@ -20,13 +20,13 @@ from typing import Annotated
 
 import typer
 
-from outrider.app.report.sections import REPORTS, SECTIONS, Section
+from outrider.app.report.sections import BENCH, REPORTS, SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
 from outrider.core.assets.files import write_atomically
 from outrider.core.bench.processor import processor
 
 ALL = "all"
-_QUICK = {"--num-prompts": 2, "--max-new-tokens": 32, "--minutes": 0.1}  # the largest values under --quick
+_QUICK = {"--num-prompts": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
 _QUICK_FOLDER = Path("build/report-quick")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,6 +82,8 @@ def report(
             folder = base / "reports" / name if modality == ALL else output_dir or Path("reports") / name
             folder.mkdir(parents=True, exist_ok=True)
             for section in REPORTS[name] if not page_only else ():
+                if quick and section.verb != BENCH:  # training, which has no quick form
+                    continue
                 if section.name in names or not (names or (quick and modality == ALL and not section.quick)):
                     failed += _measure(name, section, folder, prompts, quick, resume, device)
             path = folder / "REPORT.md"
@@ -172,13 +174,13 @@ def _call(words: Sequence[str]) -> bool:
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """The command with at most the prompts or images, new tokens and minutes of _QUICK."""
+    """The command with at most the prompts or images and new tokens of _QUICK."""
     result = list(words)
     for option, limit in _QUICK.items():
         if option in result:
             at = result.index(option) + 1
-            result[at] = str(min(limit, type(limit)(result[at])))
-    if result[0] == "bench" and "--num-prompts" not in result:
+            result[at] = str(min(limit, int(result[at])))
+    if "--num-prompts" not in result:
         result += ["--num-prompts", str(_QUICK["--num-prompts"])]
     return result
 

@@ -35,6 +35,7 @@ _CODES = (
 _DRAWN = "--prompts held-out --dtype bfloat16 --batch-size 1 --drafter-option jacobi.window=16,32"
 _RELAXED = "tolerance,top-k-membership,additive-beta,typical,lantern,annealed"
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
+BENCH = "bench"
 CURVES = "plot-acceptance -o {folder}/curves.png"
 METHODS = "methods"  # the section that every modality has; the summary report compares these
 
@@ -55,7 +56,7 @@ class Section:
     quick: bool = False  # included in `outrider report all --quick`
     main: bool = False  # also shown in the summary report
     pictures: tuple[str, ...] = ()  # files that the commands draw into the folder
-    verb: str = "bench"
+    verb: str = BENCH
     pays: bool = False  # add a table of each drafter's break-even cost
 
     def files(self, folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ Independent of drafts, rules and what else a target does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.core.engine.network import Network
 
 
-class DrawsChains:
+class DrawsChains(ABC):
     """Gives a target with a network and sampling settings outrider.core.protocol.ChainDrawing."""
 
     network: Network
@@ -30,17 +31,17 @@ class DrawsChains:
         supported = type(self._pipeline) is LogitsPipeline and self._pipeline.sampling.plain
         return self.network.native_chain if supported and self._draws_chains() else None
 
+    @abstractmethod
     def _draws_chains(self) -> bool:
         """Whether a pass of this target does nothing else than the compiled kernels do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _written(self) -> Cache:
         """The cache whose free slots a chain may be written to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _drew(self, scored: int) -> None:
         """Count a chain's nodes up to `scored` as scored."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def draw_chain(
