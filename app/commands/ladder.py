@@ -42,6 +42,15 @@ def ladder(
     draft_vocab_size: Annotated[
         int, typer.Option(min=0, help="Number of tokens that can be proposed; 0: all.")
     ] = 12288,
+    keep_states: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="GB",
+            help="Keep up to this much of the target's states in the output folder for all runs; 0: none. Default: 16 "
+            "on a CPU, else 0.",
+        ),
+    ] = None,
     json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves into this file.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
@@ -65,6 +74,7 @@ def ladder(
             draft_vocab_size=draft_vocab_size,
             validations=validations,
             patience=patience,
+            keep_states=keep_states,
             quiet=quiet,
         ),
         partial(print, file=shown),

@@ -50,11 +50,13 @@ def _key(row: Sequence[int]) -> str:
 class KeptStates:
     """A teacher that computes the states of each row once, as long as all of them fit in `limit` bytes."""
 
-    def __init__(self, teacher: Teacher, folder: Path, limit: int, *, name: str) -> None:
-        """`name` of the teacher: states of another one are dropped."""
+    def __init__(
+        self, teacher: Teacher, folder: Path, limit: int, *, name: str, taps: frozenset[str] = frozenset()
+    ) -> None:
+        """`name` of the teacher: states of another one are dropped. `taps`: kept besides those asked for."""
         if limit < 1:
             raise InvalidOption(f"limit is {limit} bytes; it must be 1 or more")
-        self.teacher, self.name, self.limit = teacher, name, limit
+        self.teacher, self.name, self.limit, self.taps = teacher, name, limit, taps
         self.device, self.vocabulary = teacher.device, teacher.vocabulary
         self.index, self.file = folder / "states.index", folder / "states.bin"
         self._form: _Form | None = None  # None: there is no file yet
@@ -67,6 +69,7 @@ class KeptStates:
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """The states [B, T, D] of every token; those of padding are 0."""
+        needs = needs | self.taps
         self._open(needs)
         taps, keys = sorted(needs | {"last"}), [_key(row) for row in rows]
         earlier = next((n for n, key in enumerate(keys) if key in self._earlier), None)
@@ -99,6 +102,12 @@ class KeptStates:
         with self.index.open("a", encoding="utf-8") as index:
             index.write(json.dumps([key, start, length]) + "\n")
         self._places[key] = start
+
+    def keep(self, rows: Sequence[Sequence[int]]) -> None:
+        """Compute the states of those rows that are not kept yet."""
+        self._open(self.taps)
+        if new := [row for row in rows if _key(row) not in self._places]:
+            self.states(new, self.taps)
 
     def _still_computes(self, row: Sequence[int], key: str, needs: frozenset[str]) -> bool:
         """Whether the teacher has the weights that the states of an earlier run are of: those of one row tell."""

@@ -1,7 +1,8 @@
 """The ladder: trained drafters compared on one target, one set of answers, one time and one number of parameters.
 
 Each is trained by `outrider.text.training.run`, in a folder of its own for each seed, and stops early when accepted
-drafts get no longer. On a CPU the time is that of the processor's work, which other processes don't shorten.
+drafts get no longer. On a CPU the time is that of the processor's work, which other processes don't shorten, and the
+target reads the answers once for all runs, outside of their time.
 Independent of what the drafters are.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -32,9 +33,12 @@ from outrider.core.methods.trained import (
     P_EAGLE,
 )
 from outrider.core.trace import machine, versions
+from outrider.core.training.dataset import TargetTeacher, batches
+from outrider.core.training.kept_states import KeptStates
 from outrider.text.loading import load
 from outrider.text.recipes import home, recipe
 from outrider.text.training import run
+from outrider.text.training.data import read
 from outrider.text.training.run import TrainingRequest
 
 RUNGS = tuple(str(row) for row in (EAGLE3, MEDUSA, HYDRA, MTP, DFLASH, DSPARK, DOMINO, DFLY, DFLASH2, P_EAGLE))
@@ -58,6 +62,7 @@ class LadderRequest:
     draft_vocab_size: int = 12288
     validations: int = 12
     patience: int = 4
+    keep_states: float | None = None  # GB of the target's states on disk for all runs; None: 16 on a CPU, else 0
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -84,13 +89,17 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[s
         given = TrainingRequest(recipes=request.recipes, prompts=request.prompts, quiet=request.quiet)
         run.write_answers(lm, given, data[0], say)
     _same(out, request, lm.name)
-    options = {name: fitted(name, target, request.parameters, request.draft_vocab_size) for name in request.recipes}
+    sizes = {name: fitted(name, target, request.parameters, request.draft_vocab_size) for name in request.recipes}
+    limit = request.keep_states if request.keep_states is not None else 16.0 if lm.device == "cpu" else 0.0
+    teacher = None
+    if limit:
+        teacher = _kept(target, sizes, data, out / "states", limit, f"{lm.name} bfloat16", request.quiet)
     for seed in range(request.seeds):
         for name in request.recipes:
             folder = out / name / f"seed-{seed}"
             if (folder / "finished").is_file():
                 continue
-            say(f"{name}, seed {seed}: {options[name]}")
+            say(f"{name}, seed {seed}: {sizes[name]}")
             run.train(
                 TrainingRequest(
                     recipes=(name,),
@@ -104,7 +113,7 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[s
                     loss=_LOSS,
                     draft_vocab_size=request.draft_vocab_size,
                     seed=seed,
-                    options={name: options[name]},
+                    options={name: sizes[name]},
                     validations=request.validations,
                     patience=request.patience,
                     work=lm.device == "cpu",
@@ -112,6 +121,7 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[s
                     command=f"outrider ladder {name}",
                 ),
                 say,
+                teacher,
             )
             write_atomically(folder / "finished", "")
     rungs = gathered(out)
@@ -124,6 +134,30 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[s
     figure(rungs).savefig(out / "ladder.png", dpi=120)
     say(table(rungs))
     return result
+
+
+def _kept(
+    target: Decoder,
+    sizes: Mapping[str, Mapping[str, int]],
+    data: Sequence[Path],
+    folder: Path,
+    limit: float,
+    name: str,
+    quiet: bool,
+) -> KeptStates:
+    """A teacher that has read all answers, as far as their states fit into `limit` GB."""
+    from tqdm import tqdm
+
+    teacher = KeptStates(TargetTeacher(target), folder, round(limit * 1e9), name=name, taps=run.needs(target, sizes))
+    texts = [
+        replace(lesson, prompt=lesson.prompt[:1], answer=lesson.prompt[1:] + lesson.answer)
+        for file in data
+        for lesson in read(file)
+    ]
+    groups = batches(texts, run.BATCH, 0, max_length=run.BATCH)
+    for group in tqdm(groups, desc="the target reads the answers", disable=quiet):
+        teacher.keep([[*text.prompt, *text.answer] for text in group])
+    return teacher
 
 
 def _same(out: Path, request: LadderRequest, model: str) -> None:
@@ -139,7 +173,7 @@ def _same(out: Path, request: LadderRequest, model: str) -> None:
 
 
 _SETTINGS = "settings.json"
-_FIXED = ("minutes", "steps", "parameters", "draft_vocab_size", "validations", "patience")
+_FIXED = ("minutes", "steps", "parameters", "draft_vocab_size", "validations", "patience", "keep_states")
 
 
 def fitted(name: str, target: Decoder, parameters: int, vocabulary: int) -> dict[str, int]:

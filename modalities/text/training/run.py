@@ -44,6 +44,7 @@ TRAIN_ON = ("answers", "on-policy", "served")
 _SELF_PROMPTS, _SELF_TOKENS = 32, 96  # prompts per epoch and tokens each, for on-policy and served training
 _MAX_HELD_OUT = (24, 256)  # answers used for validation, on a CPU and elsewhere
 _VOCABULARY = 12288  # default size of a reduced vocabulary
+BATCH = 768  # tokens, on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,8 @@ class TrainingRequest:
             raise InvalidOption(f"keep_states is {self.keep_states}; it must be 0 (off) or more GB")
 
 
-def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
-    """Train and return the files of weights."""
+def train(request: TrainingRequest, say: Callable[[str], None] = print, teacher: Teacher | None = None) -> list[Path]:
+    """Train and return the files of weights. `teacher`: the target's states; None: computed, or kept as requested."""
     from outrider.core.training.head_training import HeadTraining
     from outrider.core.training.trainer import Plan, Trainer
 
@@ -115,7 +116,7 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         remove_checkpoint(out)
         (out / "vocabulary.json").unlink(missing_ok=True)
     recipes = {name: recipe(name) for name in request.recipes}
-    teacher: Teacher = TargetTeacher(target)
+    teacher = teacher or TargetTeacher(target)
     if request.keep_states:
         limit, name = round(request.keep_states * 1e9), f"{lm.name} {request.dtype}"
         teacher = KeptStates(teacher, out / f"states-{rank}", limit, name=name)
@@ -162,7 +163,7 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
         _Source(lm, files, request, draft_heads),
         held_out,
         out,
-        tokens=request.batch_size or (768 if target.device.type == "cpu" else 32_768),
+        tokens=request.batch_size or (BATCH if target.device.type == "cpu" else 32_768),
         seed=request.seed,
         losses={name: request.loss or item.loss for name, item in recipes.items()},
     )
@@ -179,8 +180,15 @@ def _recorded(target: Decoder, request: TrainingRequest, teacher: Teacher) -> di
     """What `data.Writer` needs to keep the states of answers while they are written."""
     if not isinstance(teacher, KeptStates):
         return {}
-    heads = [recipe(name).make(target, None, **request.options.get(name, {})) for name in request.recipes]
-    return {"states": teacher, "needs": frozenset[str]().union(*(head.needs for head in heads))}
+    return {
+        "states": teacher,
+        "needs": needs(target, {name: request.options.get(name, {}) for name in request.recipes}),
+    }
+
+
+def needs(target: Decoder, options: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """The target's states that draft heads with these options train on, by recipe."""
+    return frozenset[str]().union(*(recipe(name).make(target, None, **given).needs for name, given in options.items()))
 
 
 def _watch(

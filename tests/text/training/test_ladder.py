@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
+from outrider.core.training.dataset import TargetTeacher
 from outrider.core.training.trainer import Trainer
 from outrider.text import TextModel
 from outrider.text.recipes import recipe
@@ -52,9 +54,9 @@ def test_a_ladder_resumes_and_compares(
     out, trained = tmp_path / "out", list[tuple[str, int]]()
     train = run.train
 
-    def counted(request: run.TrainingRequest, say: Any) -> list[Path]:
+    def counted(request: run.TrainingRequest, say: Any, teacher: Any) -> list[Path]:
         trained.append((request.recipes[0], request.seed))
-        return train(request, say)
+        return train(request, say, teacher)
 
     monkeypatch.setattr(run, "train", counted)
     given: dict[str, Any] = {
@@ -112,3 +114,31 @@ def test_a_run_without_longer_drafts_ends_early(
     run.train(request, lambda _: None)
     steps = [row["steps"] for row in json.loads((tmp_path / "out" / "curve.json").read_text())]
     assert 0 < steps[-1] < 12
+
+
+def test_the_target_reads_the_answers_once_for_all_runs(
+    folder: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, prefill = list[tuple[int, ...]](), TargetTeacher.states
+
+    def counted(teacher: TargetTeacher, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Any:
+        read.extend(tuple(row) for row in rows)
+        return prefill(teacher, rows, needs)
+
+    monkeypatch.setattr(TargetTeacher, "states", counted)
+    given: dict[str, Any] = {"model": str(folder), "data": (answers,), "parameters": 20_000, "steps": 6, "seeds": 1}
+    given |= {
+        "minutes": 100.0,
+        "validations": 2,
+        "draft_vocab_size": 0,
+        "quiet": True,
+        "recipes": ("medusa", "dflash2"),
+    }
+    rows = {}
+    for keep in (1.0, 0.0):
+        request = LadderRequest(out=tmp_path / str(keep), keep_states=keep, **given)
+        rows[keep] = ladder.ladder(request, lambda _: None)["rows"]
+    each = len(set(read))
+    assert read[:each] == list(dict.fromkeys(read)) and len(read) > 3 * each  # once each, and every time without
+    kept, computed = ({row["drafter"]: row["tokens_per_pass"] for row in rows[keep]} for keep in (1.0, 0.0))
+    assert kept == pytest.approx(computed, abs=0.05)
