@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from outrider.core.assets.files import read_json, write_atomically
+from outrider.core.device import keep_memory
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, install_command
 from outrider.core.methods.trained import (
@@ -148,6 +149,8 @@ def _kept(
     """A teacher that has read all answers, as far as their states fit into `limit` GB."""
     from tqdm import tqdm
 
+    if target.device.type == "cpu":
+        keep_memory()
     teacher = KeptStates(TargetTeacher(target), folder, round(limit * 1e9), name=name, taps=run.needs(target, sizes))
     texts = [
         replace(lesson, prompt=lesson.prompt[:1], answer=lesson.prompt[1:] + lesson.answer)
