@@ -13,6 +13,8 @@ from rich.text import Text
 
 from outrider.app.options import file_size
 from outrider.app.viz.fitted import Fitted
+from outrider.core.bench.runner import PLAIN
+from outrider.core.bench.settings import label
 
 Row = Mapping[str, Any]
 Cell = str | Text
@@ -21,7 +23,11 @@ _WIDE = 100  # columns of the terminal; narrower ones show fewer columns of the 
 
 def name_of(row: Row) -> str:
     drafter = str(row["drafter"])
-    return drafter if row["engine"] == "outrider" else f"{row['engine']} {drafter}"
+    if row["engine"] != "outrider":
+        return f"{row['engine']} {drafter}"
+    return (
+        drafter if drafter == PLAIN else label(drafter, row["rule"], row.get("options", {}))
+    )  # absent from older results
 
 
 def draw(console: Console, report: Mapping[str, Any]) -> None:
@@ -87,8 +93,18 @@ COLUMNS: dict[str, tuple[Callable[[Row], Cell], bool]] = {  # title -> (cell, sh
     "accepted": (lambda row: _number(row["acceptance_rate"], ".0%"), True),
     "passes / token": (lambda row: _number(row["equivalents_per_token"], ".2f"), False),
     "same output": (same, True),
+    "TV / token": (lambda row: _number(row.get("total_variation_per_token"), ".4f"), True),
+    "NLL / token": (lambda row: _number(row.get("quality", {}).get("nll"), ".3f"), True),
     "memory": (lambda row: file_size(row["memory"]) if row["memory"] else "-", False),
 }
+
+
+_PRICES = ("TV / token", "NLL / token")  # beside relaxed rules
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The titles of the columns that these rows fill."""
+    return [title for title in COLUMNS if title not in _PRICES or any("nll" in row.get("quality", {}) for row in rows)]
 
 
 def _table(title: str | None) -> Table:
@@ -97,13 +113,13 @@ def _table(title: str | None) -> Table:
     return table
 
 
-def _figures(rows: Sequence[Row], title: str | None = None, *, wide: bool) -> Table:
-    table = _table(title)
-    shown = [(title, cell) for title, (cell, narrow) in COLUMNS.items() if wide or narrow]
-    for column, _ in shown:
-        table.add_column(column, justify="right")
+def _figures(rows: Sequence[Row], caption: str | None = None, *, wide: bool) -> Table:
+    table = _table(caption)
+    shown = [title for title in columns(rows) if wide or COLUMNS[title][1]]
+    for title in shown:
+        table.add_column(title, justify="right")
     for row in rows:
-        table.add_row(name_of(row), *(cell(row) for _, cell in shown))
+        table.add_row(name_of(row), *(COLUMNS[title][0](row) for title in shown))
     return table
 
 

@@ -21,6 +21,7 @@ from outrider.app.options import (
     DEVICE,
     RULE,
     Device,
+    DrafterGrid,
     DrafterNames,
     FirstPrompts,
     Head,
@@ -28,12 +29,14 @@ from outrider.app.options import (
     KVCacheDtype,
     MaxNewTokens,
     Repeat,
-    RuleName,
+    RuleGrid,
+    RuleNames,
     Seed,
     Temperature,
     TextDtype,
     TextModelName,
     TextPrompts,
+    listed,
 )
 from outrider.app.options import names as parse_names
 
@@ -62,7 +65,8 @@ bench.command()(batch)
 def text(
     prompts: TextPrompts = None,
     drafters: DrafterNames = "auto,prompt-lookup",
-    rule: RuleName = RULE,
+    rules: RuleNames = RULE,
+    rule_option: RuleGrid = None,
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 128,
     num_prompts: FirstPrompts = None,
@@ -82,12 +86,7 @@ def text(
         typer.Option(metavar="NAME[:DTYPE]", help="Draft model. Default: the one that ships for the target."),
     ] = None,
     head: Head = None,
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DRAFTER.NAME=VALUE", help="Set an option of one drafter, such as rest.store=FILE. Repeatable."
-        ),
-    ] = None,
+    drafter_option: DrafterGrid = None,
     calibrate: Annotated[
         str,
         typer.Option(
@@ -148,7 +147,8 @@ def text(
     names = parse_names(drafters)
     settings = Settings(
         drafters=names,
-        rule=rule,
+        rules=parse_names(rules),
+        rule_options=listed(rule_option, "--rule-option"),
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         seed=seed,
@@ -156,7 +156,7 @@ def text(
         draft_model=draft_model,
         head=head,
         formats=obey_schemas,
-        options=_options(drafter_option or []),
+        drafter_options=listed(drafter_option, "--drafter-option"),
     )
     source = Path(prompts).name if prompts else "built in"  # a report is not of one machine
     if engine not in ENGINES:
@@ -196,20 +196,6 @@ def text(
             print(path, file=sys.stderr)
     if not complete:
         raise typer.Exit(130)
-
-
-def _options(given: list[str]) -> dict[str, dict[str, Any]]:
-    """Arguments of the form DRAFTER.K=V as options by drafter."""
-    from outrider.app.options import pairs
-    from outrider.core.errors import InvalidOption
-
-    by_drafter: dict[str, dict[str, Any]] = {}
-    for argument in given:
-        name, dot, option = argument.partition(".")
-        if not dot:
-            raise InvalidOption(f"--drafter-option {argument}: expected DRAFTER.K=V, such as prompt-lookup.length=8")
-        by_drafter[name] = by_drafter.get(name, {}) | pairs([option], "--drafter-option")
-    return by_drafter
 
 
 def _check_folder(file: Path | None) -> None:

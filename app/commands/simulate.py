@@ -116,19 +116,19 @@ def _measure(model: str, prompts: Path | None, num_prompts: int, tokens: int, re
     for dtype, lm in models.items():
         facts[dtype]["products"] = taken[dtype]
         for _, drafter, options in (case for case in CASES if case[0] == dtype):
-            settings = Settings(drafters=(drafter,), max_new_tokens=tokens, repeat=repeat, options={drafter: options})
+            settings = Settings(drafters=(drafter,), max_new_tokens=tokens, repeat=repeat, drafter_options=options)
             bench = Bench(contenders(lm, settings), items, repeat)
             if not go(bench, console):
                 raise KeyboardInterrupt
-            for name in ("plain", drafter):
-                summary = pooled(bench.of(name))
+            for name, contender in zip(("plain", drafter), bench.contenders, strict=True):
+                summary = pooled(bench.of(contender.name))
                 rows.append(
                     {
                         "dtype": dtype,
                         "drafter": name,
                         "case": f"{drafter} {options.get('length', '')}".strip(),
                         "tokens_per_second": summary.tokens_per_second,
-                        "steps": [_step_data(step) for run in bench.of(name) for step in run.outcome.steps],
+                        "steps": [_step_data(step) for run in bench.of(contender.name) for step in run.outcome.steps],
                     }
                 )
     about = {"model": model, "prompts": len(items), "max_new_tokens": tokens, "repeat": repeat, "models": facts}

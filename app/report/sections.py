@@ -34,6 +34,10 @@ _CODES = (
 )
 _DRAWN = "--prompts held-out --dtype bfloat16 --batch-size 1 --drafter-option jacobi.window=16,32"
 _RELAXED = "tolerance,top-k-membership,additive-beta,typical,lantern,annealed"
+_RULES = (
+    "exact,token,block,sample-match,gumbel-match,threshold,lenience,tolerance,additive-beta,top-k-membership,typical,"
+    "trust,verify-every,top-beta,annealed,bild"
+)
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
 BENCH = "bench"
 CURVES = "plot-acceptance -o {folder}/curves.png"
@@ -125,11 +129,18 @@ TEXT = (
     ),
     Section(
         "rules",
-        "Relaxed rules for text, temperature 0.7",
-        "These rules change the distribution of the output; each trace holds their total variation.",
+        "Rules for text, temperature 0 and 0.7",
+        "Chains of a draft model under every rule, then `bild`'s drafter, which goes back to the target where it is "
+        "less sure than `threshold`, under its rule and the exact one. Relaxed rules have a price: the total variation "
+        "(TV) between their distribution and the target's, and the target's negative log-likelihood (NLL) of the "
+        "output.",
         tuple(
-            f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --num-prompts 48 --temperature 0.7"
-            for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
+            f"text --drafters {drafter} --rules {rules} --max-new-tokens 64 --num-prompts 21 --temperature {heat}"
+            for heat in (0, 0.7)
+            for drafter, rules in (
+                ("draft-model", _RULES),
+                ("bild", "exact,bild --drafter-option bild.threshold=0.2,0.5,0.8"),
+            )
         ),
         quick=True,
         main=True,
@@ -271,6 +282,17 @@ IMAGE = (
         quick=True,
         pictures=("relaxed.png",),
         main=True,
+    ),
+    Section(
+        "relaxed-greedy",
+        "Relaxed rules, temperature 0",
+        "What each rule accepts besides the target's own likeliest code, and at what price.",
+        (
+            "image --drafters jacobi --rules exact,threshold,lenience,tolerance,additive-beta,typical,top-k-membership,"
+            "top-beta,bild,lantern,lantern-plus-plus,grouped,annealed --prompts held-out --dtype bfloat16 --batch-size "
+            "1 --num-prompts 24 --temperature 0",
+        ),
+        needs=_PAINTER,
     ),
     Section(
         "quality",

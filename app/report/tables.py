@@ -70,19 +70,15 @@ def _lessons(files: Sequence[Mapping[str, Any]]) -> str:
 
 def _benched(results: Sequence[Result]) -> list[str]:
     """The tables of `bench text`: all prompts, then without those that loop, then by task."""
-    from outrider.app.bench.tables import COLUMNS, name_of, remarks
-    from outrider.core.methods.rules import EXACT
-
-    titles = [title for title in COLUMNS if title != "quartiles"]
-
-    def named(row: Row) -> str:
-        plain = row["rule"] == EXACT.name or row["drafter"] == "plain"
-        return name_of(row) if plain else f"{name_of(row)}, rule {row['rule']}"
-
-    def of(rows: Iterable[Row]) -> str:
-        return table(("", *titles), [[named(row), *(str(COLUMNS[title][0](row)) for title in titles)] for row in rows])
+    from outrider.app.bench.tables import COLUMNS, columns, name_of, remarks
 
     rows = [*_rows(results), *(row for result in results for row in result["peers"])]
+    titles = [title for title in columns(rows) if title != "quartiles"]
+
+    def of(rows: Iterable[Row]) -> str:
+        cells = [[name_of(row), *(str(COLUMNS[title][0](row)) for title in titles)] for row in rows]
+        return table(("", *titles), cells)
+
     parts = [of(rows)]
     looping = results[0]["settings"].get("looping", [])
     without = [{**row, **row["without_looping"]} for row in rows if row["without_looping"]]
@@ -96,7 +92,7 @@ def _benched(results: Sequence[Result]) -> list[str]:
             speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in rows]
             if any(speed for cells in speeds for speed in cells):
                 body = [
-                    [named(row), *("-" if not speed else f"{speed:.2f}" for speed in (_average(cells), *cells))]
+                    [name_of(row), *("-" if not speed else f"{speed:.2f}" for speed in (_average(cells), *cells))]
                     for row, cells in zip(rows, speeds, strict=True)
                 ]
                 parts += [f"Speedup by task{words}:\n", table(("", "mean", *tasks), body)]

@@ -76,7 +76,9 @@ class Contender:
 
     name: str
     run: Callable[[Item], Outcome]
+    drafter: str = ""  # "": the name, without the engine's
     rule: str = EXACT.name
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of the drafter and of the rule
     lossless: bool = True
     engine: str = "outrider"
     optional: bool = False
@@ -226,6 +228,8 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
     result["tokens_per_pass"] = total.tokens_per_pass if traced else None
     result["acceptance_rate"] = total.acceptance_rate if traced else None
     result["equivalents_per_token"] = total.equivalents_per_token if traced else None
+    changes = [sum(step.total_variation) for run in runs for step in run.outcome.steps]
+    result["total_variation_per_token"] = sum(changes) / max(tokens, 1) if traced else None
     if counted := [run.outcome.counts for run in runs if run.outcome.counts is not None]:
         drafted = sum(counts.drafted for counts in counted)
         result["tokens_per_pass"] = tokens / max(sum(counts.passes for counts in counted), 1)
@@ -262,9 +266,9 @@ def row(
         mine = [run for run in runs if wanted(run.item)]
         return figures(mine, [run for run in plain if wanted(run.item)], same) if mine else None
 
-    drafter = contender.name.removeprefix(contender.engine).strip() or PLAIN
-    fields: dict[str, Any] = {"drafter": drafter, "rule": contender.rule, "lossless": contender.lossless}
-    fields |= {"engine": contender.engine, **figures(runs, plain, same)}
+    drafter = contender.drafter or contender.name.removeprefix(contender.engine).strip() or PLAIN
+    fields: dict[str, Any] = {"drafter": drafter, "rule": contender.rule, "options": dict(contender.options)}
+    fields |= {"lossless": contender.lossless, "engine": contender.engine, **figures(runs, plain, same)}
     fields["quality"] = quality(runs) if quality else {}
     if any(run.outcome.steps for run in runs):
         total = pooled(runs)

@@ -23,12 +23,20 @@ class Setting:
     seed_shift: int = 0  # added to the seeds; plain decoding of other seeds shows the variation between seeds
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The options of both."""
+        return {**self.drafter_options, **self.rule_options}
+
+    @property
     def name(self) -> str:
-        if self.seed_shift:
-            return f"{PLAIN}, other seeds"
-        options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
-        parts = [self.drafter or PLAIN, *([] if self.rule == EXACT.name else [self.rule])]
-        return " ".join((*parts, *([f"({', '.join(options)})"] if options else [])))
+        return f"{PLAIN}, other seeds" if self.seed_shift else label(self.drafter, self.rule, self.options)
+
+
+def label(drafter: str | None, rule: str, options: Mapping[str, Any]) -> str:
+    """The name of a row."""
+    parts = [drafter or PLAIN, *([] if rule == EXACT.name else [rule])]
+    given = ", ".join(f"{name}={value}" for name, value in options.items())
+    return " ".join([*parts, f"({given})"] if given else parts)
 
 
 def combine(

@@ -22,6 +22,7 @@ import torch
 
 from outrider.core.assets.files import write_atomically
 from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, row
+from outrider.core.bench.settings import Setting, combine
 from outrider.core.bench.timing import PeakMemory, pass_cost, timed
 from outrider.core.constraint import Constraint, PathMasks
 from outrider.core.cost.theory import PassCost
@@ -156,7 +157,9 @@ class Settings:
     """The decoding options of all contenders."""
 
     drafters: tuple[str, ...] = DRAFTERS
-    rule: str = EXACT.name
+    rules: tuple[str, ...] = (EXACT.name,)
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)  # both as outrider.core.bench.settings.combine has
+    rule_options: Mapping[str, Any] = field(default_factory=dict)  # them: of all or of one method, each value a row
     temperature: float = 0.0
     max_new_tokens: int = 128
     seed: int = 0
@@ -164,24 +167,21 @@ class Settings:
     draft_model: str | None = None  # for drafters that take a smaller model
     head: str | None = None  # for drafters that take a draft head
     formats: bool = False  # whether outputs obey the JSON schemas of their prompts
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by drafter name
 
     def format_of(self, item: Item) -> Mapping[str, Any]:
         return item.options if self.formats else {}
 
 
 def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
-    """Return the contenders: plain decoding, then each drafter."""
+    """Return the contenders: plain decoding, then each drafter under each rule."""
     if not settings.drafters:
         raise InvalidOption(f"there are no drafters to measure; choose from {', '.join(lm.drafters)}")
     for name in settings.drafters:
         if name not in lm.drafters and name != PLAIN:
             raise unknown("drafter", name, lm.drafters)
-    for name in settings.options:
-        if name not in settings.drafters:
-            raise unknown("drafter with options", name, settings.drafters)
-    if settings.rule not in lm.rules:
-        raise unknown("rule", settings.rule, lm.rules)
+    for name in settings.rules:
+        if name not in lm.rules:
+            raise unknown("rule", name, lm.rules)
     if settings.head is not None and not any(
         name in METHODS and Input.DRAFT_HEAD in METHODS[name].inputs.values() for name in settings.drafters
     ):
@@ -191,8 +191,8 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         )
     gauge = PeakMemory(lm.target().device)
 
-    def contender(name: str) -> Contender:
-        drafter = None if name == PLAIN else name
+    def contender(setting: Setting) -> Contender:
+        name, rule = setting.drafter or PLAIN, setting.rule
         inputs = METHODS[name].inputs if name in METHODS else {}
         model_options = [option for option, kind in inputs.items() if kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)]
         has_fixed_model = (
@@ -203,13 +203,14 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         )
         if settings.head is not None and Input.DRAFT_HEAD in inputs.values():
             options |= METHODS[name].with_head({}, settings.head)
-        options |= settings.options.get(name, {})
+        options |= setting.drafter_options
 
         def call(item: Item) -> tuple[Any, Any]:
             out = lm.generate(
                 item.content,
-                drafter=drafter,
-                rule=settings.rule,
+                drafter=setting.drafter,
+                rule=rule,
+                rule_options=setting.rule_options,
                 temperature=settings.temperature,
                 max_new_tokens=settings.max_new_tokens,
                 seed=settings.seed,
@@ -221,9 +222,16 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         def run(item: Item) -> Outcome:
             return Outcome(*timed(lambda: call(item), gauge))
 
-        return Contender(name, run, rule=settings.rule, lossless=bool(RULES[settings.rule].lossless))
+        lossless = bool(RULES[rule].lossless)
+        return Contender(setting.name, run, drafter=name, rule=rule, options=setting.options, lossless=lossless)
 
-    return [contender(name) for name in dict.fromkeys((PLAIN, *settings.drafters))]
+    drafters = [name for name in dict.fromkeys(settings.drafters) if name != PLAIN]
+    given = settings.drafter_options, settings.rule_options
+    plain = next((name for name in settings.rules if RULES[name].same_tokens), EXACT.name)  # so that outputs compare
+    return [
+        replace(contender(Setting(rule=plain)), name=PLAIN),
+        *map(contender, combine(drafters, settings.rules, *given)),
+    ]
 
 
 def distinct(tokens: Sequence[int]) -> float:
@@ -236,21 +244,28 @@ def loops(tokens: Sequence[int]) -> bool:
     return distinct(tokens) < _DISTINCT
 
 
-@torch.no_grad()
 def gaps(
     target: Target, prompt: Sequence[int], tokens: Sequence[int], constraint: Constraint | None = None
 ) -> list[float]:
-    """Return how far each token's logit is below the largest one that the constraint allows, with all tokens scored in
-    one pass."""
+    """Return how far each token's logit is below the largest one that the constraint allows."""
+    return ratings(target, prompt, tokens, constraint)[0]
+
+
+@torch.no_grad()
+def ratings(
+    target: Target, prompt: Sequence[int], tokens: Sequence[int], constraint: Constraint | None = None
+) -> tuple[list[float], list[float]]:
+    """Return how far each token's logit is below the largest one that the constraint allows, and its log-probability,
+    with all tokens scored in one pass."""
     if not tokens:
-        return []
+        return [], []
     size, masks = len(tokens) - 1, None if constraint is None else PathMasks.of(constraint, [prompt])
     guess = torch.tensor([tokens[:-1]], dtype=torch.long, device=target.device)
     target.begin([prompt], Sampling(temperature=0), frozenset())
     try:
         draft = Draft.guess(guess, Tree.chain(size, target.device), torch.ones_like(guess, dtype=torch.bool))
         scores = target.score(draft)
-        gaps_so_far: list[float] = []
+        gaps_so_far, log_probs = list[float](), list[float]()
         chunk = max(_LOGITS // target.vocabulary, 1)
         for start in range(0, size + 1, chunk):
             rows = torch.arange(start, min(start + chunk, size + 1), device=target.device)[None]
@@ -260,8 +275,10 @@ def gaps(
                 logits = masked(logits, bits.to(logits.device))
             logits = logits.double()
             chosen = torch.tensor(tokens[start : start + chunk], device=target.device)
-            gaps_so_far += (logits.amax(-1) - logits.gather(-1, chosen[:, None])[:, 0]).tolist()
-        return gaps_so_far
+            own = logits.gather(-1, chosen[:, None])[:, 0]
+            gaps_so_far += (logits.amax(-1) - own).tolist()
+            log_probs += (own - logits.logsumexp(-1)).tolist()
+        return gaps_so_far, log_probs
     finally:
         target.end()
 
@@ -290,23 +307,28 @@ class Judge:
     def __init__(self, lm: TextModel, settings: Settings) -> None:
         self.lm, self.settings = lm, settings
         self.near = near_tie(lm.dtype)
-        self._worst: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._rated: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
         self._target: Target | None = None
+        self._relaxed = not all(RULES[name].lossless for name in settings.rules)
 
     def worst(self, item: Item, tokens: Sequence[int]) -> float:
-        """Return the largest logit gap of an output (cached)."""
+        """Return the largest logit gap of an output."""
+        return self._ratings(item, tokens)[0]
+
+    def _ratings(self, item: Item, tokens: Sequence[int]) -> tuple[float, float]:
+        """The largest logit gap of an output, and the negative log-likelihood of all its tokens."""
         key = item.id, tuple(tokens)
-        if key not in self._worst:
+        if key not in self._rated:
             self._target = self._target or self.lm.target()
             sampling = self.lm.sampling(Options.of(self.settings.format_of(item)), self._target.vocabulary)
-            found = gaps(self._target, self.lm.encode(item.content), tokens, sampling.constraint)
-            self._worst[key] = max(found, default=0.0)
-        return self._worst[key]
+            found, log_probs = ratings(self._target, self.lm.encode(item.content), tokens, sampling.constraint)
+            self._rated[key] = max(found, default=0.0), -sum(log_probs)
+        return self._rated[key]
 
     def same(self, bench: Bench, contender: Contender) -> dict[str, Same] | None:
         """Compare a contender's outputs with plain decoding's, by item; None if they need not be equal."""
         greedy = self.settings.temperature == 0
-        if not greedy and not RULES[self.settings.rule].same_tokens:
+        if not greedy and not RULES[contender.rule].same_tokens:
             return None
         plain, end = bench.first(PLAIN), set(self.lm.end)
         result: dict[str, Same] = {}
@@ -322,7 +344,8 @@ class Judge:
         return result
 
     def quality(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Return statistics of a row's outputs; `worst_gap` is only given for greedy decoding."""
+        """Return statistics of a row's outputs; `worst_gap` is only given for greedy decoding, and `nll` (nats per
+        token) beside relaxed rules."""
         outputs = {run.item.id: run for run in reversed(runs)}.values()
         if not outputs:
             return {}
@@ -332,6 +355,10 @@ class Judge:
         }
         if self.settings.temperature == 0 and all(run.outcome.steps for run in runs):
             statistics["worst_gap"] = max(self.worst(run.item, run.outcome.tokens) for run in outputs)
+        if self._relaxed:
+            tokens = sum(len(run.outcome.tokens) for run in outputs)
+            nll = sum(self._ratings(run.item, run.outcome.tokens)[1] for run in outputs)
+            statistics["nll"] = nll / max(tokens, 1)
         return statistics
 
 
@@ -362,7 +389,12 @@ def report(
     plain_runs = bench.first(PLAIN)
     lengths = [len(run.outcome.tokens) for run in plain_runs.values()]
     facts = {"model": lm.name, "dtype": lm.dtype, "device": str(lm.target().device), **asdict(settings)}
-    facts |= {"drafters": list(settings.drafters), "prompts": len(plain_runs), "prompts_wanted": len(bench.items)}
+    facts |= {
+        "drafters": list(settings.drafters),
+        "rules": list(settings.rules),
+        "prompts": len(plain_runs),
+        "prompts_wanted": len(bench.items),
+    }
     facts |= {"tokens_median": median(lengths) if lengths else 0, "near_gap": judge.near}
     facts |= {"pass_cost": asdict(cost) if cost else None, "looping": sorted(looping), **(about or {})}
     return {

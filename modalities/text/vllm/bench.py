@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run
+from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run, sweep
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods import DRAFTERS
 from outrider.core.paths import cache_folder
 from outrider.text.bench.run import Settings, report
 from outrider.text.model import TextModel
@@ -60,8 +61,10 @@ class VllmBench:
                     raise
 
     def _measure(self, name: str) -> Iterator[str]:
-        length = self.settings.options.get(name, {}).get("length")
-        drafter = None if name == PLAIN else name
+        drafter, length = None if name == PLAIN else name, None
+        if drafter is not None:
+            (given, *_) = sweep(drafter, self.settings.drafters, DRAFTERS, self.settings.drafter_options)
+            length = given.get("length")
         can_draft(self.python, drafter)
         context = max(len(self.lm.encode(item.content)) for item in self.items) + self.settings.max_new_tokens + 16
         setup = Setup(

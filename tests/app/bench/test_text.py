@@ -61,6 +61,20 @@ def test_a_run_writes_tables_json_and_plots(few: list[str], tmp_path: Path) -> N
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.iterdir())
 
 
+def test_rules_and_values_of_options_have_rows_with_their_price(few: list[str]) -> None:
+    given = ["--drafters", "prompt-lookup", "--drafter-option", "prompt-lookup.length=2,4"]
+    given += ["--rules", "exact,verify-every", "--rule-option", "every=2"]
+    result = CliRunner().invoke(cli, [*few, *given])
+    assert result.exit_code == 0, result.output
+    for words in (
+        "prompt-lookup (length=2)",
+        "prompt-lookup verify-every (length=4, every=2)",
+        "TV / token",
+        "NLL / token",
+    ):
+        assert words in result.stdout
+
+
 def test_json_to_stdout_prints_nothing_else(few: list[str]) -> None:
     result = CliRunner().invoke(cli, [*few, "--json", "-", "--num-prompts", "1"])
     assert json.loads(result.stdout)["settings"]["prompts"] == 1
@@ -98,7 +112,7 @@ def test_ctrl_c_before_the_first_result_is_an_error(few: list[str], monkeypatch:
     [
         (["--drafters", "promt-lookup"], "Did you mean 'prompt-lookup'?"),
         (["--drafters", ","], "no drafters"),
-        (["--rule", "exat"], "unknown rule 'exat'"),
+        (["--rules", "exat"], "unknown rule 'exat'"),
         (["--json", "/no/such/folder/x.json"], "can't be written"),
         (["--dtype", "float3"], "unknown dtype 'float3'"),
     ],
@@ -134,7 +148,7 @@ def row(drafter: str, speedup: float, **more: Any) -> dict[str, Any]:
     numbers = {"tokens_per_second": 60.0 * speedup, "tokens_per_second_low": 50.0, "tokens_per_second_high": 400.0}
     found = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "tokens_per_pass": 1.5}
     found |= {"acceptance_rate": 0.3, "equivalents_per_token": 0.7, "identical": 0.5, "near_ties": 0.5, "wrong": 0.0}
-    found |= {"memory": 10**9, "drafter": drafter, "engine": "outrider", "note": "", **numbers}
+    found |= {"memory": 10**9, "drafter": drafter, "rule": "exact", "engine": "outrider", "note": "", **numbers}
     return found | {"without_looping": {**found, **numbers}, "tasks": {"a": found, "b": None}, **more}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.app.bench.tables import columns, name_of
 from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Bench, Contender, Item, Outcome
 from outrider.core.engine.transformer import Config, Decoder
@@ -209,15 +211,40 @@ def test_sampled_outputs_are_compared_only_under_gumbel_match(lm: TextModel) -> 
     _, result = measured(lm, hot)
     assert [one["identical"] for one in result["rows"]] == [None, None]
     assert "worst_gap" not in result["rows"][0]["quality"]
-    _, result = measured(lm, Settings(drafters=("prompt-lookup",), temperature=1.0, rule="gumbel-match"))
+    _, result = measured(lm, Settings(drafters=("prompt-lookup",), temperature=1.0, rules=("gumbel-match",)))
     assert result["rows"][1]["identical"] == 1.0
+
+
+def test_relaxed_rules_print_their_price_beside_exact(lm: TextModel) -> None:
+    settings = Settings(
+        drafters=("prompt-lookup",),
+        rules=("exact", "top-k-membership"),
+        rule_options={"top-k-membership.k": [2, 300]},
+        max_new_tokens=24,
+    )
+    _, result = measured(lm, settings)
+    plain, exact, narrow, wide = result["rows"]
+    assert [name_of(row) for row in result["rows"]] == [
+        "plain",
+        "prompt-lookup",
+        "prompt-lookup top-k-membership (k=2)",
+        "prompt-lookup top-k-membership (k=300)",
+    ]
+    assert plain["total_variation_per_token"] == exact["total_variation_per_token"] == 0
+    assert plain["quality"]["nll"] == pytest.approx(exact["quality"]["nll"])
+    assert wide["tokens_per_pass"] > exact["tokens_per_pass"] and wide["options"] == {"k": 300}
+    assert wide["total_variation_per_token"] > narrow["total_variation_per_token"]
+    assert wide["quality"]["nll"] > exact["quality"]["nll"]
+    assert "NLL / token" in columns(result["rows"])
+    _, result = measured(lm, replace(settings, rules=("exact",), rule_options={}))
+    assert "NLL / token" not in columns(result["rows"]) and "nll" not in result["rows"][1]["quality"]
 
 
 def test_unknown_names_list_the_known_ones(lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match=r"unknown drafter 'promt-lookup'.*Did you mean 'prompt-lookup'"):
         contenders(lm, Settings(drafters=("promt-lookup",)))
     with pytest.raises(InvalidOption, match="unknown rule 'exat'"):
-        contenders(lm, Settings(rule="exat"))
+        contenders(lm, Settings(rules=("exat",)))
     with pytest.raises(InvalidOption, match="no drafters"):
         contenders(lm, Settings(drafters=()))
     assert [contender.name for contender in contenders(lm, Settings(drafters=("plain", "jacobi", "jacobi")))] == [
