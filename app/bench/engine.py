@@ -54,6 +54,9 @@ def throughput(
     _write(measured, settings | {"kv_cache_dtype": kv_cache_dtype, "stops_paying_at": pays_until(measured)}, json_file)
 
 
+_CACHES = {"auto": None, "int8": 8}  # bits
+
+
 def long_context(
     context_lengths: Annotated[
         str, typer.Option(metavar="TOKENS", help="Tokens of filler text before every prompt, comma-separated.")
@@ -66,14 +69,30 @@ def long_context(
     num_prompts: NumPrompts = 1,
     max_new_tokens: MaxNewTokens = 64,
     repeat: Repeat = 3,
+    kv_cache_dtypes: Annotated[
+        str, typer.Option(metavar="NAMES", help="Precisions of the KV cache: auto (that of the activations), int8.")
+    ] = "auto,int8",
     json_file: JsonFile = None,
 ) -> None:
     """Measure long prompts with a KV cache of full precision and of 8 bits: speed without prefill, and cache sizes."""
+    from outrider.core.errors import unknown
     from outrider.text.bench.engine import long_context as measure
 
+    kinds = parse_names(kv_cache_dtypes)
+    for name in kinds:
+        if name not in _CACHES:
+            raise unknown("kv_cache_dtype", name, tuple(_CACHES))
     lm, items = _loaded(model, dtype, device, prompts, num_prompts)
     sizes = [int(size) for size in context_lengths.split(",")]
-    rows = measure(lm, items, drafters=parse_names(drafters), contexts=sizes, tokens=max_new_tokens, repeat=repeat)
+    rows = measure(
+        lm,
+        items,
+        drafters=parse_names(drafters),
+        contexts=sizes,
+        tokens=max_new_tokens,
+        repeat=repeat,
+        caches=[_CACHES[name] for name in kinds],
+    )
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
     _write(_watched(rows, "Contexts"), settings, json_file)
 

@@ -226,11 +226,11 @@ TEXT = (
     ),
     Section(
         "by-context",
-        "Prompts of 128 to 8,000 tokens",
+        "Prompts behind 128 to 7,800 tokens",
         "As above, for drafters that were trained on short texts and those that copy, behind longer and longer ones.",
         (
-            "long-context --context-lengths 128,500,1000,2000,4000,8000 --drafters draft-model,medusa,eagle3,dspark,"
-            "suffix,sparse-cache --num-prompts 3 --repeat 1",
+            "long-context --context-lengths 128,500,1000,2000,4000,7800 --drafters draft-model,medusa,eagle3,dspark,"
+            "suffix,sparse-cache --num-prompts 2 --repeat 1 --kv-cache-dtypes auto",
         ),
     ),
     Section(

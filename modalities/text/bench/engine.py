@@ -25,7 +25,7 @@ from outrider.core.engine.offload import offload_layers
 from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
-from outrider.core.errors import Incompatible
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import Input
 from outrider.core.methods.resolve import Catalogue, Provider
 from outrider.core.protocol import BatchedTarget, Drafter, Rule
@@ -92,12 +92,19 @@ def long_context(
     contexts: Sequence[int],
     tokens: int = 64,
     repeat: int = 3,
+    caches: Sequence[int | None] = (None, 8),
 ) -> Iterator[Row]:
-    """Measure each prompt after `contexts` tokens of a long text, plainly and with each drafter, with a cache of the
-    weights' precision and of 8 bits. Times exclude reading the prompt. `same` compares with plain decoding on the same
-    cache; `as_exact` is the share of the output before its first difference from plain decoding on the exact cache."""
+    """Measure each prompt after `contexts` tokens of a long text, plainly and with each drafter, with caches of these
+    bits (None: of the weights' precision). Times exclude reading the prompt. `same` compares with plain decoding on the
+    same cache; `as_exact` is the share of the output before its first difference from plain decoding on the first."""
     network = decoder(lm).network
     original_target = lm.target
+    for item in lengthened(lm, items, max(contexts)):
+        if (length := len(lm.encode(item.content))) + tokens > lm.context:
+            raise InvalidOption(
+                f"a prompt of {length:,} tokens and {tokens} more do not fit in {lm.name}'s context of {lm.context:,}; "
+                "shorten contexts"
+            )
 
     def measure(bits: int | None, drafter: str | None, prompts: list[str]) -> Round:
         made: list[Decoder] = []
@@ -132,7 +139,7 @@ def long_context(
         prompts = [str(item.content) for item in lengthened(lm, items, context)]
         cases: dict[str, Callable[[], Round]] = {}
         baselines: dict[str, str] = {}
-        for bits in (None, 8):
+        for bits in caches:
             kind = lm.dtype if bits is None else "int8"
             for name in ("plain", *drafters):
                 chosen_drafter = None if name == "plain" else name

@@ -63,6 +63,15 @@ def test_long(folder: Path) -> None:
     assert all(0 <= row["as_exact"] <= 1 for row in rows) and exact["as_exact"] == 1  # type: ignore[attr-defined]
 
 
+def test_long_contexts_on_one_cache_that_fit(folder: Path) -> None:
+    given = "long-context", "--context-lengths", "60,120", "--drafters", "prompt-lookup", "--kv-cache-dtypes", "int8"
+    rows = run(folder, *given)["rows"]
+    assert [(row["cache"], row["context"]) for row in rows] == [("int8", 60)] * 2 + [("int8", 120)] * 2  # type: ignore[attr-defined]
+    for words, message in ((("--context-lengths", "60,450"), "context"), (("--kv-cache-dtypes", "int4"), "int4")):
+        refused = CliRunner().invoke(cli, ["bench", "long-context", "--model", str(folder), *words])
+        assert isinstance(refused.exception, InvalidOption) and message in str(refused.exception)
+
+
 def test_offload(folder: Path) -> None:
     rows = run(folder, "offload", "--memory-budgets", "0.5,1", "--drafters", "suffix")["rows"]
     assert [row["budget"] for row in rows] == [0.5, 0.5, 1.0, 1.0]  # type: ignore[attr-defined]
