@@ -70,7 +70,7 @@ class Method:
     capabilities: tuple[Capability, ...] = ()  # of the drafter with default options
     lossless: bool | None = None  # None for drafters, which cannot change the output distribution
     exact_at: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
-    measured: Mapping[str, float] = field(default_factory=dict)  # a rule: tokens per target pass by modality (reports)
+    measured: Mapping[str, float] = field(default_factory=dict)  # a rule's tokens a pass, by modality (text: greedy)
     as_good: tuple[str, ...] = ()  # a relaxed rule: modalities in which its default was judged close to plain decoding
     test_options: tuple[Mapping[str, Any], ...] = ({},)  # for tests: small settings that together reach every branch
     draft_tokens: tuple[str, ...] | None = None  # options that limit the draft length; None: length or nodes
