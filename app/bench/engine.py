@@ -54,7 +54,7 @@ def throughput(
     _write(measured, settings | {"kv_cache_dtype": kv_cache_dtype, "stops_paying_at": pays_until(measured)}, json_file)
 
 
-_CACHES = {"auto": None, "int8": 8}  # bits
+_CACHES = {"default": None, "int8": 8}  # bits
 
 
 def long_context(
@@ -70,8 +70,8 @@ def long_context(
     max_new_tokens: MaxNewTokens = 64,
     repeat: Repeat = 3,
     kv_cache_dtypes: Annotated[
-        str, typer.Option(metavar="NAMES", help="Precisions of the KV cache: auto (that of the activations), int8.")
-    ] = "auto,int8",
+        str, typer.Option(metavar="NAMES", help="Precisions of the KV cache: default (that of the activations), int8.")
+    ] = "default,int8",
     json_file: JsonFile = None,
 ) -> None:
     """Measure long prompts with a KV cache of full precision and of 8 bits: speed without prefill, and cache sizes."""

@@ -230,7 +230,7 @@ TEXT = (
         "As above, for drafters that were trained on short texts and those that copy, behind longer and longer ones.",
         (
             "long-context --context-lengths 128,500,1000,2000,4000,7800 --drafters draft-model,medusa,eagle3,dspark,"
-            "suffix,sparse-cache --num-prompts 2 --repeat 1 --kv-cache-dtypes auto",
+            "suffix,sparse-cache --num-prompts 2 --repeat 1 --kv-cache-dtypes default",
         ),
     ),
     Section(
