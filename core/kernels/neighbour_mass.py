@@ -19,16 +19,16 @@ _PAIRS = 4096  # pairs of codes that are compared at a time
 _MAX_ROWS = 512  # distributions up to which the kernels are used
 
 
-def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
+def pooled(p: Tensor, near: Tensor, bound: Tensor, enough: Tensor) -> Tensor:
     """[B, V] the largest mass of a prefix of the code's neighbours [V, k], nearest first, that is within the bound
-    [B, V]."""
+    [B, V]; where that is above `enough` [B, V], another one above it may be returned, which takes fewer steps."""
     code = _code(p)
     if code is None:
         total = p[:, near].cumsum(-1)  # [B, V, k]
         return torch.where(total <= bound[..., None], total, 0).amax(-1)
     ids = near.to(torch.int32).contiguous()
-    parts = zip(torch.split(p, _TOGETHER), torch.split(bound, _TOGETHER), strict=True)
-    return torch.cat([_eight(code, some, ids, its) for some, its in parts])
+    parts = zip(*(torch.split(one, _TOGETHER) for one in (p, bound, enough)), strict=True)
+    return torch.cat([_eight(code, ids, *part) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,12 @@ def _code(p: Tensor) -> ctypes.CDLL | None:
     return _library() if p.device.type == "cpu" and p.dtype == torch.float32 and len(p) <= _MAX_ROWS else None
 
 
-def _eight(code: ctypes.CDLL, p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
+def _eight(code: ctypes.CDLL, near: Tensor, p: Tensor, bound: Tensor, enough: Tensor) -> Tensor:
     beside = (0, _TOGETHER - len(p))
-    ours, its = (torch.nn.functional.pad(one.T, beside).contiguous() for one in (p, bound))
-    found = torch.empty_like(ours)
-    code.outrider_pooled(*(one.data_ptr() for one in (ours, its, near, found)), *near.shape)
+    filled = (p, 0.0), (bound, -1.0), (enough, -1.0)  # rows without a distribution end at once
+    given = [torch.nn.functional.pad(one.T, beside, value=value).contiguous() for one, value in filled]
+    found = torch.empty_like(given[0])
+    code.outrider_pooled(*(one.data_ptr() for one in (*given, near, found)), *near.shape)
     return found[:, : len(p)].T.contiguous()
 
 
@@ -93,7 +94,7 @@ def _eight(code: ctypes.CDLL, p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
 def _library() -> ctypes.CDLL | None:
     found = native.opened("pooling")
     if found is not None:
-        found.outrider_pooled.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 2]
+        found.outrider_pooled.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 2]
         found.outrider_grouped.argtypes = [
             *[ctypes.c_void_p] * 5,
             *[ctypes.c_int64] * 3,

@@ -24,6 +24,7 @@ from outrider.core.rules.native_walk import Formula
 from outrider.core.rules.rejection import rejection
 
 _LARGE = 8192  # codes above which no table of all pairs is made
+_ROUNDING = 1e-6
 
 
 def _scale(size: int, count: int) -> Tensor:
@@ -50,6 +51,11 @@ class _Neighbours:
             table = _scale(size, count) if self.given is None else self.given[:, :count].long()
             self._tables[key] = table.to(device)
         return self._tables[key]
+
+
+def _missing(p: Tensor, enough: Tensor) -> Tensor:
+    """[B, V] what each code's neighbours have to add to reach `enough`, rounded upwards."""
+    return (enough - p) * (1 + _ROUNDING)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,15 +85,16 @@ class Lantern:
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
-        return strict(self._mass(left), q) * (distribution.probs > 0)
+        return strict(self._mass(left, q), q) * (distribution.probs > 0)
 
-    def _mass(self, p: Tensor) -> Tensor:
-        """[B, V] of each code with its neighbours."""
+    def _mass(self, p: Tensor, enough: Tensor) -> Tensor:
+        """[B, V] of each code with its neighbours, or some mass above what is enough."""
         near = self._near(p.shape[1], self.k, p.device)
-        return p + pooled(p, near, torch.full_like(p, self.delta))
+        return p + pooled(p, near, torch.full_like(p, self.delta), _missing(p, enough))
 
     def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
-        return rivals(distribution, self._mass(distribution.probs))
+        probs = distribution.probs
+        return rivals(distribution, self._mass(probs, probs.amax(-1, keepdim=True)))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         return rejection(draft, scores, rng, self.accept, greedy=self.greedy)
@@ -119,14 +126,15 @@ class LanternPlus:
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
-        return strict(self._mass(left), q) * (distribution.probs > 0)
+        return strict(self._mass(left, q), q) * (distribution.probs > 0)
 
-    def _mass(self, p: Tensor) -> Tensor:
-        """[B, V] of each code with its neighbours."""
-        return p + pooled(p, self._near(p.shape[1], self.k, p.device), self.ratio * p)
+    def _mass(self, p: Tensor, enough: Tensor) -> Tensor:
+        """[B, V] of each code with its neighbours, or some mass above what is enough."""
+        return p + pooled(p, self._near(p.shape[1], self.k, p.device), self.ratio * p, _missing(p, enough))
 
     def greedy(self, distribution: Distribution, depth: Tensor) -> Tensor:
-        return rivals(distribution, self._mass(distribution.probs))
+        probs = distribution.probs
+        return rivals(distribution, self._mass(probs, probs.amax(-1, keepdim=True)))
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         return rejection(draft, scores, rng, self.accept, greedy=self.greedy)

@@ -7,23 +7,30 @@
 
 namespace {
 constexpr int kTogether = 8;  // distributions per call
+constexpr int kStretch = 4;   // neighbours between two looks at what is enough
 }
 
 extern "C" {
 
-// masses[c]: the largest mass of a prefix of code c's neighbours, nearest first, that is within bounds[c], for eight
-// distributions. probs, bounds and masses are [codes, 8], near is [codes, count].
-void outrider_pooled(const float* probs, const float* bounds, const int32_t* near, float* masses, int64_t codes,
-                     int64_t count) {
+// masses[c]: the largest mass of a prefix of code c's neighbours, nearest first, that is within bounds[c], or any such
+// mass above enough[c], for eight distributions. probs, bounds, enough and masses are [codes, 8], near is [codes, count].
+void outrider_pooled(const float* probs, const float* bounds, const float* enough, const int32_t* near, float* masses,
+                     int64_t codes, int64_t count) {
     for (int64_t code = 0; code < codes; code++) {
-        const float* bound = bounds + code * kTogether;
+        const float *const bound = bounds + code * kTogether, *const most = enough + code * kTogether;
         float total[kTogether] = {}, mass[kTogether] = {};
-        for (int64_t rank = 0; rank < count; rank++) {
-            const float* neighbour = probs + int64_t(near[code * count + rank]) * kTogether;
-            for (int row = 0; row < kTogether; row++) {
-                total[row] += neighbour[row];
-                mass[row] = total[row] <= bound[row] ? total[row] : mass[row];
+        int32_t open = 0;
+        for (int row = 0; row < kTogether; row++) open |= !(most[row] < 0);
+        for (int64_t rank = 0; open && rank < count;) {
+            for (const int64_t end = std::min(rank + kStretch, count); rank < end; rank++) {
+                const float* neighbour = probs + int64_t(near[code * count + rank]) * kTogether;
+                for (int row = 0; row < kTogether; row++) {
+                    total[row] += neighbour[row];
+                    mass[row] = total[row] <= bound[row] ? total[row] : mass[row];
+                }
             }
+            open = 0;
+            for (int row = 0; row < kTogether; row++) open |= !(total[row] > bound[row] || mass[row] > most[row]);
         }
         for (int row = 0; row < kTogether; row++) masses[code * kTogether + row] = mass[row];
     }

@@ -56,9 +56,26 @@ def test_mass_of_neighbours_is_that_of_a_plain_loop(distributions: int, monkeypa
                 if total > float(bound[distribution, code]):
                     break
                 wanted[distribution, code] = total
-    torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)
+    no_end, enough = torch.full_like(p, torch.inf), torch.rand(distributions, 40, generator=draw) / 6 - 0.02
+    for _ in range(2):
+        torch.testing.assert_close(neighbour_mass.pooled(p, near, bound, no_end), wanted)
+        found = neighbour_mass.pooled(p, near, bound, enough)
+        assert (((found > enough) & (wanted > enough)) | torch.isclose(found, wanted)).all() and (found <= bound).all()
+        monkeypatch.setattr(neighbour_mass, "_library", lambda: None)
+
+
+def test_chances_are_the_same_where_the_mass_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(1)
+    p, q = (8 * torch.rand(2, 16, 300, generator=draw)).softmax(-1)
+    near = torch.rand(300, 300, generator=draw).argsort(1)[:, :50]
+    distribution, depth = Distribution(p, None, 300), torch.zeros(1, 1, dtype=torch.long)
+    rules = Lantern(neighbours=near, k=50), LanternPlus(neighbours=near, k=50)
+    short = [(rule.accept(distribution, p, q, depth), rule.greedy(distribution, depth)) for rule in rules]
     monkeypatch.setattr(neighbour_mass, "_library", lambda: None)
-    torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)
+    for rule, (chances, rivals) in zip(rules, short, strict=True):
+        torch.testing.assert_close(chances, rule.accept(distribution, p, q, depth))
+        assert (chances == 1).sum() == (rule.accept(distribution, p, q, depth) == 1).sum() > 0
+        assert rivals.equal(rule.greedy(distribution, depth)) and rivals.any()
 
 
 def test_groups_are_the_same_worked_out_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
