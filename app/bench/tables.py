@@ -25,9 +25,8 @@ def name_of(row: Row) -> str:
     drafter = str(row["drafter"])
     if row["engine"] != "outrider":
         return f"{row['engine']} {drafter}"
-    return (
-        drafter if drafter == PLAIN else label(drafter, row["rule"], row.get("options", {}))
-    )  # absent from older results
+    options = row.get("options", {})  # absent from older results
+    return drafter if drafter == PLAIN else label(drafter, row["rule"], options)
 
 
 def draw(console: Console, report: Mapping[str, Any]) -> None:

@@ -158,8 +158,8 @@ class Settings:
 
     drafters: tuple[str, ...] = DRAFTERS
     rules: tuple[str, ...] = (EXACT.name,)
-    drafter_options: Mapping[str, Any] = field(default_factory=dict)  # both as outrider.core.bench.settings.combine has
-    rule_options: Mapping[str, Any] = field(default_factory=dict)  # them: of all or of one method, each value a row
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)  # NAME or DRAFTER.NAME; a list: a row each
+    rule_options: Mapping[str, Any] = field(default_factory=dict)  # likewise
     temperature: float = 0.0
     max_new_tokens: int = 128
     seed: int = 0
