@@ -216,7 +216,7 @@ def test_the_summary_lists_measured_and_missing_sections(tmp_path: Path) -> None
         "- text, input-guided drafting on editing, tokens per target pass: 2.00, wanted at least 2.5 (20% off)",
         "goals are met",
         "- speech: Every method, at temperature 0 and 1:",
-        "medusa (`outrider train image-medusa`)",
+        "llasa-plus (`outrider train llasa-plus`)",
     ):
         assert words in page, words
     assert (tmp_path / "reports/speedup.png").stat().st_size > 5000
