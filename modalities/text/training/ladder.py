@@ -8,6 +8,7 @@ Independent of what the drafters are.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from outrider.core.assets.files import read_json, write_atomically
-from outrider.core.device import keep_memory
+from outrider.core.device import keep_memory, return_freed_memory
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, install_command
 from outrider.core.methods.trained import (
@@ -125,6 +126,8 @@ def ladder(request: LadderRequest, say: Callable[[str], None] = print) -> dict[s
                 teacher,
             )
             write_atomically(folder / "finished", "")
+            gc.collect()
+            return_freed_memory()
     rungs = gathered(out)
     settings = {"model": lm.name, "device": request.device, "threads": torch.get_num_threads(), "seeds": request.seeds}
     settings |= {name: getattr(request, name) for name in _FIXED} | {"data": [run.described(file) for file in data]}
