@@ -183,7 +183,7 @@ TEXT = (
         "(of the processor's work), with the same loss and rate and about the same number of parameters, ending early "
         "when drafts get no longer.",
         (
-            "--minutes 2 --validations 8 --draft-vocab-size 8192 --output-dir {folder}/ladder "
+            "--minutes 3 --validations 8 --draft-vocab-size 8192 --output-dir {folder}/ladder "
             "--plot {folder}/ladder.png --quiet",
         ),
         pictures=("ladder.png",),

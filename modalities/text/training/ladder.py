@@ -285,5 +285,5 @@ def figure(rungs: Sequence[Mapping[str, Any]]) -> Any:
     for axes in panels:
         axes.grid(alpha=0.3)
     if rungs:
-        panels[0].legend(fontsize=8)
+        plot.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return plot
