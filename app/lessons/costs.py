@@ -71,7 +71,7 @@ def same_text(lm: Any, outputs: Sequence[Any], plain: Sequence[Any]) -> str:
     With our kernels they are. Elsewhere rounding can decide between two tokens of about equal probability, after which
     the texts go on differently; any other difference is an error.
     """
-    from outrider.text.bench.run import compare, gaps, near_tie
+    from outrider.text.bench.comparison import compare, gaps, near_tie
 
     near, end, kinds = near_tie(lm.dtype), {*lm.end}, []
     for base, result in zip(plain, outputs, strict=True):

@@ -82,7 +82,7 @@ def test_texts_that_differ_by_more_than_rounding_are_an_error() -> None:
     with pytest.raises(AssertionError, match="more than rounding"):
         costs.same_text(lm, gap, plain)
     with pytest.MonkeyPatch.context() as patch:  # the same difference, if rounding could have made it
-        patch.setattr("outrider.text.bench.run.near_tie", lambda dtype: 1e9)
+        patch.setattr("outrider.text.bench.comparison.near_tie", lambda dtype: 1e9)
         assert costs.same_text(lm, gap, plain).startswith("2 of 3 texts")
 
 

@@ -43,8 +43,10 @@ def test_its_repr_has_a_line_for_each_and_an_entry_s_all_there_is_to_know() -> N
     [
         (of_text("smollm2-135m"), {"rest": "store=", "cross-vocabulary": "model="}),
         (of_text("another"), {"eagle2": "outrider train eagle --model another", "draft-model": "model="}),
-        (of_images(), {"medusa": "outrider train image-medusa"}),
-        (of_images(published="another", draft=False), {"specexec": "load(..., draft_model=...)"}),
+        (
+            of_images(published="another", draft=False),
+            {"specexec": "load(..., draft_model=...)", "medusa": "outrider train image-medusa --model"},
+        ),
         (of_speech(draft=False), {"draft-model": "outrider train speech-draft"}),
     ],
 )

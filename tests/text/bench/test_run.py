@@ -18,18 +18,14 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.testing.table_target import TableTarget
 from outrider.text import TextModel
+from outrider.text.bench.comparison import Judge, compare, distinct, gaps, loops
 from outrider.text.bench.run import (
-    Judge,
     PromptsError,
     Settings,
     calibration_prompts,
-    compare,
     contenders,
     costs,
-    distinct,
-    gaps,
     load_prompts,
-    loops,
     report,
     write,
 )
@@ -136,7 +132,7 @@ def test_the_gap_check_finds_only_planted_tokens(kind: str) -> None:
 def test_the_gap_check_splits_long_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TableTarget(61, seed=2)
     whole = gaps(target, [1], list(range(40)))
-    monkeypatch.setattr("outrider.text.bench.run._LOGITS", 7 * 61)
+    monkeypatch.setattr("outrider.text.bench.comparison._LOGITS", 7 * 61)
     assert gaps(target, [1], list(range(40))) == pytest.approx(whole)
 
 
