@@ -1,8 +1,8 @@
 """The ladder: trained drafters compared on one target, one set of answers, one time and one number of parameters.
 
 Each is trained by `outrider.text.training.run`, in a folder of its own for each seed, and stops early when accepted
-drafts get no longer. On a CPU the time is that of the processor's work, which other processes don't shorten, and the
-target reads the answers once for all runs, outside of their time.
+drafts get no longer. On a CPU the time is that of the processor's work, on which other processes have less influence
+than on the clock's, and the target reads the answers once for all runs, outside of their time.
 Independent of what the drafters are.
 """
 
