@@ -29,28 +29,6 @@ struct Pairs<8> {  // unscaled
     }
 };
 
-inline __m512i sixteen_levels() {  // -8 to 7 in bfloat16, twice
-    alignas(64) bf16 table[32];
-    for (int i = 0; i < 32; i++) {
-        const float value = float(i % 16 - 8);
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        table[i] = bits >> 16;
-    }
-    return _mm512_load_si512(table);
-}
-
-template <>
-struct Pairs<4> {  // unscaled
-    const uint8_t* at;
-    __m512i levels;
-    explicit Pairs(const uint8_t* tile) : at(tile), levels(sixteen_levels()) {}
-    __m512i operator[](int i) const {
-        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(at + 32 * (i / 2))));
-        return _mm512_permutexvar_epi16(i % 2 ? _mm512_srli_epi16(both, 4) : both, levels);  // uses the lowest 5 bits
-    }
-};
-
 inline Sixteen dotted(Sixteen sum, int32_t pair, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
 }

@@ -1,5 +1,4 @@
-// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available. Without tiles, products of
-// integers are in vnni.h.
+// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available; of integers in vnni.h.
 
 #pragma once
 
@@ -120,7 +119,35 @@ inline void stored(float* left, float* right, bool more) {
 }
 
 // Are inputs of this product rounded to integers?
-inline bool in_integers(const Matrix& w) { return !tiles_ready && (w.bits == 4 || w.rounds); }
+inline bool in_integers(const Matrix& w) { return w.bits == 4 || w.rounds; }
+
+// Sums [count][16] of two rows of tiles, with tiles.
+template <int bits>
+void in_tiles(const uint8_t* const (&tiles)[2], int depth, const bf16* a, int64_t stride, int count, uint8_t* room,
+              float* const (&sums)[2]) {
+    // tile loads wait until unpacked data has left the store buffer, so tiles are unpacked some steps ahead
+    const auto place = [&](int side, int k) { return room + 1024 * (2 * (k % kUnpacked) + side); };
+    const auto unpack = [&](int k) {
+        for (int side = 0; side < 2; side++) {
+            const uint8_t* here = tiles[side] + k * record(bits);
+            for (int ahead = 0; ahead < record(bits); ahead += 64)
+                _mm_prefetch((const char*)here + kAhead + ahead, _MM_HINT_T1);
+            if (bits < 16) unpacked<bits>(here, place(side, k));
+        }
+    };
+    const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
+    for (int from = 0; from < count; from += 32) {
+        const bf16* rows = a + from * stride;
+        const int some = std::min(32, count - from);
+        cleared();
+        for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
+        for (int k = 0; k < depth; k++) {
+            if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
+            multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
+        }
+        stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
+    }
+}
 
 // Computes sums [count][16] of two rows of tiles, `blocks`, with count <= kRows rows of `a`.
 template <int bits>
@@ -129,64 +156,15 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
     const int depth = w.in / 32;
     const uint8_t* const tiles[2] = {w.tiles + int64_t(blocks[0]) * depth * record(bits),
                                      w.tiles + int64_t(blocks[1]) * depth * record(bits)};
-    if (!tiles_ready) {
-        const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
-        if (in_integers(w))
-            multiplied<bits == 4 ? 4 : 8>(tiles, depth, ahead(next), (const Rounded*)own.sums, count, own.unpacked, sums);
-        else if constexpr (bits != 4)
+    const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
+    if (in_integers(w)) {
+        constexpr int whole = bits == 4 ? 4 : 8;
+        multiplied<whole>(tiles, depth, ahead(next), (const Rounded*)own.sums, count, own.unpacked, sums);
+    } else if constexpr (bits != 4) {
+        if (tiles_ready)
+            in_tiles<bits>(tiles, depth, a, stride, count, own.unpacked, sums);
+        else
             chained<bits>({{tiles[0], tiles[1]}, depth, (const bf16*)own.sums}, next, count, sums);
-        for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
-        return;
-    }
-    // tile loads wait until unpacked data has left the store buffer, so tiles are unpacked some steps ahead
-    const auto place = [&](int side, int k) { return own.unpacked + 1024 * (2 * (k % kUnpacked) + side); };
-    const auto unpack = [&](int k) {
-        for (int side = 0; side < 2; side++) {
-            const uint8_t* here = tiles[side] + k * record(bits);
-            for (int ahead = 0; ahead < record(bits); ahead += 64)
-                _mm_prefetch((const char*)here + kAhead + ahead, _MM_HINT_T0);
-            if (bits < 16) unpacked<bits>(here, place(side, k));
-        }
-    };
-    const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
-    if (bits == 4) {  // the sums of each tile are scaled before they are added
-        std::memset(sums[0], 0, 64 * count);
-        std::memset(sums[1], 0, 64 * count);
-        for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
-        for (int k = 0; k < depth; k++) {
-            if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
-            for (int m = 0; m < count; m += 32) {
-                const bf16* here = a + m * stride + 32 * k;
-                const int some = std::min(32, count - m);
-                float* const parts[2] = {own.part + 1024 * (k & 1), own.part + 1024 * (k & 1) + 512};
-                cleared();
-                multiplied(ready(0, k), ready(1, k), here, stride, some > 16);
-                stored(parts[0], parts[1], some > 16);
-                for (int side = 0; side < 2; side++) {
-                    const bf16* numbers = (const bf16*)(tiles[side] + k * record(bits) + 256);
-                    const Sixteen scale = load(numbers), offset = load(numbers + 16);
-                    for (int i = 0; i < some; i++) {
-                        float* sum = sums[side] + 16 * (m + i);
-                        const Sixteen total = same(own.sums[(m + i) * depth + k]);
-                        const Sixteen with =
-                            fma(load(parts[side] + 16 * i), scale, load(sum));
-                        store(sum, fma(offset, total, with));
-                    }
-                }
-            }
-        }
-    } else {
-        for (int from = 0; from < count; from += 32) {
-            const bf16* rows = a + from * stride;
-            const int some = std::min(32, count - from);
-            cleared();
-            for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
-            for (int k = 0; k < depth; k++) {
-                if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
-                multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
-            }
-            stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
-        }
     }
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
@@ -202,7 +180,7 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
         const int64_t here = 1024 * k;
         for (const uint8_t* tile : tiles)
             for (int ahead = 0; ahead < 1024; ahead += 64)
-                _mm_prefetch((const char*)tile + here + kAhead + ahead, _MM_HINT_T0);
+                _mm_prefetch((const char*)tile + here + kAhead + ahead, _MM_HINT_T1);
         _tile_loadd(4, a + 32 * k, 2 * stride);
         _tile_loadd(5, tiles[0] + here, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -225,18 +203,15 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// Writes what products read: without AMX the inputs in the layout of Stretch::inputs, or rounded [depth][count]; with AMX
-// beside the inputs the sums of every 32, which the offsets of 4-bit weights multiply.
+// Writes what products read, if not `a` itself: rounded inputs [depth][count], or without tiles Stretch::inputs.
 void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
     const int depth = w.in / 32;
-    if (!tiles_ready && !in_integers(w)) return laid_out(a, stride, depth, count, (bf16*)to);
-    for (int k = 0; k < depth && !tiles_ready; k++)
+    if (!in_integers(w)) {
+        if (!tiles_ready) laid_out(a, stride, depth, count, (bf16*)to);
+        return;
+    }
+    for (int k = 0; k < depth; k++)
         for (int m = 0; m < count; m++) ((Rounded*)to)[k * count + m] = rounded(a + m * stride + 32 * k);
-    for (int m = 0; m < count && tiles_ready && w.bits == 4; m++)
-        for (int k = 0; k < depth; k++) {
-            const bf16* here = a + m * stride + 32 * k;
-            *to++ = added(add(load(here), load(here + 16)));
-        }
 }
 
 // Numbers d to d + 31 of a slot; 8-bit numbers are unscaled.

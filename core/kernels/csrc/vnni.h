@@ -185,8 +185,10 @@ inline void multiplied(const uint8_t* const (&tiles)[2], int depth, int64_t ahea
     if constexpr (bits == 8) {
         static constexpr void (*kStreamed[])(const uint8_t*, int, const Rounded*, float*) = {
             streamed<8, 1>, streamed<8, 2>, streamed<8, 3>, streamed<8, 4>};
-        for (int side = 0; side < 2 && count <= 4; side++) kStreamed[count - 1](tiles[side], depth, inputs, sums[side]);
-        if (count <= 4) return;
+        if (count <= 4 && !tiles_ready) {  // processors with tiles foresee two rows of them as well
+            for (int side = 0; side < 2; side++) kStreamed[count - 1](tiles[side], depth, inputs, sums[side]);
+            return;
+        }
     }
     if (count <= kChains) return kFew[count - 1](tiles, depth, ahead, inputs, sums);
     for (float* const sum : sums) std::memset(sum, 0, 64 * count);

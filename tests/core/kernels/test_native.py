@@ -61,11 +61,6 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def rounds(way: str) -> bool:
-    """Whether inputs of 4-bit weights are rounded to 8 bits."""
-    return way != "tiles" or not native.halves()
-
-
 def rounded(x: Tensor) -> Tensor:
     """To 127 steps of the largest of 32 numbers."""
     groups = x.float().unflatten(-1, (-1, native.GROUP))
@@ -90,7 +85,7 @@ def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[In
     for rows in (1, 2, 7, 11, 12, 16, 17, 40, 64, 100, 300):
         x = noise(rows, 128, seed=rows)
         found = made.product(x, torch.float32)
-        read = rounded(x) if kind is Int4 and rounds(ways) else x.double()
+        read = rounded(x) if kind is Int4 else x.double()
         wanted = read @ plain.double().T + bias.double()
         assert (found - wanted).abs().max() < {None: 1e-4, Int8: 0.15, Int4: 0.3}[kind]  # `plain` is itself rounded
         assert torch.equal(made(x), found.bfloat16())
@@ -105,7 +100,7 @@ def test_inputs_of_weights_of_eight_bits_are_rounded_where_they_may_be(ways: str
     for rows in (1, 2, 7, 12, 13, 40):
         x = noise(rows, 128, seed=rows)
         found = made.product(x, torch.float32)
-        if ways == "vectors" and native.halves():
+        if ways != "avx2":
             wanted = rounded(x) @ (weights.ints.double() * weights.scales.double()[:, None]).T
             assert ((found - wanted).abs() < 1e-4).double().mean() > 0.4  # all but rows with a tie
             assert not torch.isclose(found, exact.product(x, torch.float32), atol=1e-4).all(1).any()
@@ -113,6 +108,21 @@ def test_inputs_of_weights_of_eight_bits_are_rounded_where_they_may_be(ways: str
             assert torch.equal(found, exact.product(x, torch.float32))
         alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
         assert torch.equal(found, alone), "a row's numbers depend on how many rows there are"
+
+
+@needs_code
+def test_integers_are_summed_alike_with_tiles_and_without() -> None:
+    code = native.library()
+    assert code is not None
+    if code.outrider_ready(1) != 2:
+        pytest.skip("this processor has no tile unit")
+    for made in (Int4(noise(80, 160)).tiled(), Int8(noise(80, 160)).tiled(rounds=True)):
+        for rows in (1, 12, 13, 16, 17, 33, 64, 300):
+            x, found = noise(rows, 160, seed=rows), list[Tensor]()
+            for tiles in (0, 1):
+                code.outrider_ready(tiles)
+                found.append(made.product(x, torch.float32))
+            assert torch.equal(*found)
 
 
 @needs_code
@@ -233,7 +243,7 @@ def test_whole_passes_agree_with_torch(ways: str, shape: Config, bits: int | Non
         said.append(scores.logits().double())
         hidden.append({tap: (start.hidden[tap].double(), scores.hidden[tap].double()) for tap in sorted(taps)})
     assert ours.network._native is not None and theirs.network._native is None
-    near = 0.05 if bits == 4 and rounds(ways) else 0.03
+    near = 0.05 if bits == 4 else 0.03
     assert (said[0] - said[1]).abs().mean() < near * said[1].abs().mean()
     for tap, (prefilled, scored) in hidden[1].items():
         for found, wanted in zip(hidden[0][tap], (prefilled, scored), strict=True):
