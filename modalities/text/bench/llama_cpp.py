@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from outrider.core.bench.processor import processor
 from outrider.core.paths import cache_folder
 from outrider.core.protocol import PLAIN
 from outrider.text.bench.venvs import PeerError, call, pip, venv
@@ -32,6 +33,7 @@ _FLAGS = (
     *("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF"),
     *("-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),  # its page would be downloaded
 )
+_WITHOUT_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _OWN = "OUTRIDER_LLAMA_CPP"
 _STAMP = "outrider.txt"
 
@@ -79,7 +81,7 @@ def built() -> bool:
     if os.environ.get(_OWN):
         return (folder() / _program("llama-server")).is_file()
     stamp = folder() / _STAMP
-    return stamp.is_file() and stamp.read_text() == _PACKAGE
+    return stamp.is_file() and stamp.read_text() == _stamp()
 
 
 def server(say: Callable[[str], None]) -> Path:
@@ -109,11 +111,22 @@ def _build(place: Path, say: Callable[[str], None]) -> None:
         (source,) = work.glob("*/vendor/llama.cpp")
         tools = {"PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])}
         cmake = str(python.parent / _program("cmake"))
-        call([cmake, "-S", ".", "-B", "build", *_FLAGS], tools, source)
+        call([cmake, "-S", ".", "-B", "build", *_FLAGS, *_without_tiles()], tools, source)
         call([cmake, "--build", "build", "--target", *_PROGRAMS], tools, source)
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(source / "build" / "bin", place, symlinks=True)
-    (place / _STAMP).write_text(_PACKAGE)
+    (place / _STAMP).write_text(_stamp())
+
+
+def _without_tiles() -> list[str]:
+    """On a processor with AMX, whose products end this version's programs (illegal instruction): AVX-512 in place."""
+    tiles = processor().endswith("with AMX")
+    return [f"-DCMAKE_{language}_FLAGS={_WITHOUT_TILES}" for language in ("C", "CXX") if tiles]
+
+
+def _stamp() -> str:
+    """What a build was made from."""
+    return "\n".join((_PACKAGE, *_without_tiles()))
 
 
 def _program(name: str) -> str:

@@ -238,6 +238,18 @@ def test_a_folder_of_ones_own_without_the_server_is_named(tmp_path: Path, monkey
         llama_cpp.server(lambda line: None)
 
 
+def test_a_build_with_tiles_is_made_again_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the processor has AMX, with whose tiles the programs of this version die."""
+    monkeypatch.setattr(llama_cpp, "folder", lambda: tmp_path)
+    for name, flags in (("one with AVX2", 0), ("one with AMX", 2)):
+        monkeypatch.setattr(llama_cpp, "processor", lambda name=name: name)
+        words = llama_cpp._without_tiles()
+        assert len(words) == flags and all("-mno-amx-tile" in word for word in words)
+        assert not llama_cpp.built()
+        (tmp_path / "outrider.txt").write_text(llama_cpp._stamp())
+        assert llama_cpp.built()
+
+
 def test_the_engines_to_measure_are_checked_by_name() -> None:
     assert peers.peers_named(["vllm", "llama.cpp", "vllm"]) == ("vllm", "llama.cpp")
     assert peers.peers_named(["all"]) == tuple(PEERS)
