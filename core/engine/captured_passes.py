@@ -83,11 +83,12 @@ class Graphs:
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
     ) -> PassResult:
         """The pass that `run` records, of ids and the parts of their layout."""
-        ids, positions, mask, slots, *more = inputs
+        ids, positions, mask, slots, keys, entries, table = inputs
         assert ids is not None and positions is not None
         network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, *more), tapped)
+        layout = PassLayout(positions, columns, mask, None, slots, keys, entries, table)
+        x = network.run(network.embed(ids), store, layout, tapped)
         states = network.final_norm(x, rows, tapped)
         if "stream" in tapped:
             tapped["stream"].append(x.view(rows, count, -1))

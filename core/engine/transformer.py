@@ -137,7 +137,8 @@ class Decoder(DrawsChains):
         return self._joined(tapped, rows.stop - rows.start)
 
     def _read_chunk(self, rows: slice, ids: Tensor, layout: PassLayout, tapped: dict[str, list[Tensor]]) -> None:
-        x = self.network.run(self.network.embed(ids), *self.cache.part(rows, layout), tapped)
+        store, layout = self.cache.part(rows, replace(layout, reading=True))
+        x = self.network.run(self.network.embed(ids), store, layout, tapped)
         if "last" in tapped:
             self.network.final_norm(x, len(ids), tapped)
 

@@ -163,6 +163,7 @@ class PassLayout:
     entries: Tensor | None = None
     table: Tensor | None = None  # [B, N] the pages of each row, if the store [L, P, 2 K, PAGE, d] is of pages
     live: Tensor | None = None  # [B, Q] bool: of other tokens nothing is read, and a pass may skip them; None: all
+    reading: bool = False  # whether these are tokens of a prompt, of which no guess is judged
 
     def size(self, store: Tensor) -> tuple[int, int]:
         """The number of rows, and of slots in each."""

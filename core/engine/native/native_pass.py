@@ -41,7 +41,10 @@ class _Pass(ctypes.Structure):
             for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps", "firsts")
         ),
         *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
-        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
+        *(
+            (name, c_int32)
+            for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small", "reading")
+        ),
     )
 
 
@@ -145,6 +148,7 @@ class NativePass:
             ),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * layout.columns),
             *(layout.start or 0, rows, count, layout.columns, reach, first, last, threads, store.dtype == torch.int8),
+            layout.reading,
         )
         return arguments, (positions, mask, slots, angles, firsts)
 

@@ -29,6 +29,31 @@ struct Pairs<8> {  // unscaled
     }
 };
 
+template <>
+struct Pairs<4> {
+    const uint8_t* at;
+    Sixteen scales[2], least[2];  // of the outputs of a pair's first and last 16 numbers; least: what 0 stands for
+    explicit Pairs(const uint8_t* tile) : at(tile) {
+        const Sixteen scale = load((const bf16*)(tile + 256));
+        const Sixteen offset = fnma(scale, same(8), load((const bf16*)(tile + 288)));
+        const __m512i place = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        for (int half = 0; half < 2; half++) {
+            const __m512i outputs = _mm512_add_epi32(place, _mm512_set1_epi32(8 * half));
+            scales[half] = _mm512_permutexvar_ps(outputs, scale);
+            least[half] = _mm512_permutexvar_ps(outputs, offset);
+        }
+    }
+    __m512i operator[](int i) const {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)(at + 32 * (i / 2)));
+        const __m256i all = _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+        const auto wide = [&](int half) {
+            const __m128i some = half ? _mm256_extracti128_si256(all, 1) : _mm256_castsi256_si128(all);
+            return fma(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some)), scales[half], least[half]);
+        };
+        return (__m512i)_mm512_cvtne2ps_pbh(wide(1), wide(0));
+    }
+};
+
 inline Sixteen dotted(Sixteen sum, int32_t pair, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
 }

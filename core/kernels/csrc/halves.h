@@ -106,6 +106,18 @@ inline void cleared() {
 #endif
 }
 
+inline void loaded(const float* left, const float* right, bool more) {
+#ifdef __AMX_BF16__
+    _tile_loadd(0, left, 64);
+    _tile_loadd(1, right, 64);
+    if (!more) return;
+    _tile_loadd(2, left + 256, 64);
+    _tile_loadd(3, right + 256, 64);
+#else
+    (void)left, (void)right, (void)more;
+#endif
+}
+
 inline void stored(float* left, float* right, bool more) {
 #ifdef __AMX_BF16__
     _tile_stored(0, left, 64);
@@ -118,15 +130,20 @@ inline void stored(float* left, float* right, bool more) {
 #endif
 }
 
-// Are inputs of this product rounded to integers?
-inline bool in_integers(const Matrix& w) { return w.bits == 4 || w.rounds; }
+// Are inputs of this product rounded to integers? Not a prompt's where there are tiles, which multiply many rows by
+// numbers of 16 bits several times as fast.
+inline bool in_integers(const Matrix& w, const Scratch& own) {
+    return (w.bits == 4 || w.rounds) && !(own.reading && tiles_ready);
+}
 
-// Sums [count][16] of two rows of tiles, with tiles.
+
+// Sums [count][16] of two rows of tiles, with tiles. All rows are multiplied by a few tiles, which stay in the first-level
+// cache, before the next ones, which are unpacked meanwhile: tile loads wait until they have left the store buffer.
 template <int bits>
 void in_tiles(const uint8_t* const (&tiles)[2], int depth, const bf16* a, int64_t stride, int count, uint8_t* room,
               float* const (&sums)[2]) {
-    // tile loads wait until unpacked data has left the store buffer, so tiles are unpacked some steps ahead
-    const auto place = [&](int side, int k) { return room + 1024 * (2 * (k % kUnpacked) + side); };
+    const int few = bits == 16 && count <= 32 ? depth : kUnpacked;
+    const auto place = [&](int side, int k) { return room + 1024 * (2 * (k % (2 * kUnpacked)) + side); };
     const auto unpack = [&](int k) {
         for (int side = 0; side < 2; side++) {
             const uint8_t* here = tiles[side] + k * record(bits);
@@ -136,16 +153,19 @@ void in_tiles(const uint8_t* const (&tiles)[2], int depth, const bf16* a, int64_
         }
     };
     const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
-    for (int from = 0; from < count; from += 32) {
-        const bf16* rows = a + from * stride;
-        const int some = std::min(32, count - from);
-        cleared();
-        for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
-        for (int k = 0; k < depth; k++) {
-            if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
-            multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
+    for (int k = 0; k < std::min(few, depth) && bits < 16; k++) unpack(k);
+    for (int first = 0; first < depth; first += few) {
+        const int end = std::min(first + few, depth), next = bits < 16 ? few : 0;
+        for (int from = 0; from < count; from += 32) {
+            const bf16* rows = a + from * stride;
+            const bool more = count - from > 16;
+            first ? loaded(sums[0] + 16 * from, sums[1] + 16 * from, more) : cleared();
+            for (int k = first; k < end; k++) {
+                if (!from && k + next < depth) unpack(k + next);
+                multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, more);
+            }
+            stored(sums[0] + 16 * from, sums[1] + 16 * from, more);
         }
-        stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
     }
 }
 
@@ -157,14 +177,13 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
     const uint8_t* const tiles[2] = {w.tiles + int64_t(blocks[0]) * depth * record(bits),
                                      w.tiles + int64_t(blocks[1]) * depth * record(bits)};
     const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
-    if (in_integers(w)) {
+    if (in_integers(w, own)) {
         constexpr int whole = bits == 4 ? 4 : 8;
         multiplied<whole>(tiles, depth, ahead(next), (const Rounded*)own.sums, count, own.unpacked, sums);
+    } else if (tiles_ready) {
+        in_tiles<bits>(tiles, depth, a, stride, count, own.unpacked, sums);
     } else if constexpr (bits != 4) {
-        if (tiles_ready)
-            in_tiles<bits>(tiles, depth, a, stride, count, own.unpacked, sums);
-        else
-            chained<bits>({{tiles[0], tiles[1]}, depth, (const bf16*)own.sums}, next, count, sums);
+        chained<bits>({{tiles[0], tiles[1]}, depth, (const bf16*)own.sums}, next, count, sums);
     }
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
@@ -203,15 +222,16 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// Writes what products read, if not `a` itself: rounded inputs [depth][count], or without tiles Stretch::inputs.
-void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
+// Writes what products read, if not `a` itself, to own.sums: rounded inputs [depth][count], or without tiles
+// Stretch::inputs.
+void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, Scratch& own) {
     const int depth = w.in / 32;
-    if (!in_integers(w)) {
-        if (!tiles_ready) laid_out(a, stride, depth, count, (bf16*)to);
+    if (!in_integers(w, own)) {
+        if (!tiles_ready) laid_out(a, stride, depth, count, (bf16*)own.sums);
         return;
     }
     for (int k = 0; k < depth; k++)
-        for (int m = 0; m < count; m++) ((Rounded*)to)[k * count + m] = rounded(a + m * stride + 32 * k);
+        for (int m = 0; m < count; m++) ((Rounded*)own.sums)[k * count + m] = rounded(a + m * stride + 32 * k);
 }
 
 // Numbers d to d + 31 of a slot; 8-bit numbers are unscaled.

@@ -49,6 +49,7 @@ struct Pass {
     const int32_t* firsts;
     int64_t position_stride, mask_stride, start;  // the strides are 0 if rows share positions or mask
     int32_t rows, count, columns, reach, first, last, threads, small;  // small: the store holds 8-bit slots
+    int32_t reading;  // whether the tokens are a prompt's: see Scratch
 };
 
 }  // extern "C"
@@ -63,8 +64,8 @@ inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t record(int bits) { return bits == 16 ? 1024 : bits == 8 ? 512 : 320; }
 
 struct Scratch {        // of one thread
-    uint8_t* unpacked;  // [kUnpacked][2][kTile]
-    float* part;        // [2][2][32][16]
+    uint8_t* unpacked;  // [2 kUnpacked][2][kTile]
+    float* part;        // [4][16][16]
     float* sums;        // [kRows][inputs / 32] of kPrepared bytes each, and at least 1024 numbers
     float* first;       // [kRows][16]
     float* second;
@@ -74,6 +75,7 @@ struct Scratch {        // of one thread
     float* weights;  // [16][columns]
     bf16* shares;    // [16][columns]
     float* scales;   // [columns], of numbers in 8 bits
+    bool reading = false;  // whether inputs are a prompt's, which tiles multiply in 16 bits whatever the weights have
 };
 
 // Applies the scales of 8-bit weights and the bias.

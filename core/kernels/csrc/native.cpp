@@ -3,8 +3,9 @@
 //
 // With few tokens, reading the weights and dispatching operations take most of the time. Weights are therefore stored
 // in the order in which they are read, in 16, 8 or 4 bits, and all layers run in one call. The order in which a token's
-// values are computed depends only on the token and the slots visible to it, not on how many tokens share the pass nor
-// on which slots they use. Drafting therefore cannot change the output, in reduced precision either.
+// values are computed depends only on the token, on the slots visible to it and on whether it is part of a prompt, not on
+// how many tokens share the pass nor on which slots they use. Drafting therefore cannot change the output, in reduced
+// precision either.
 
 #include <omp.h>
 
@@ -41,7 +42,7 @@ void product(const Matrix& w, const bf16* a, int64_t stride, int count, int thre
               end = blocks * int64_t(thread + 1) / threads;
     for (int from = 0; from < count; from += kRows) {
         const int some = std::min(kRows, count - from);
-        prepared(w, a + from * stride, stride, some, own.sums);
+        prepared(w, a + from * stride, stride, some, own);
         int block = begin;
         for (; by_fours(w, some) && block + 4 <= end; block += 4) {
             float* const sums[4] = {own.first, own.first + 256, own.second, own.second + 256};
@@ -133,8 +134,8 @@ struct Arena {
 
 Scratch scratch(Arena& arena, int deepest, int64_t columns, int dim) {
     Scratch own;
-    own.unpacked = arena.take<uint8_t>(2 * kTile * kUnpacked);
-    own.part = arena.take<float>(2048);
+    own.unpacked = arena.take<uint8_t>(4 * kTile * kUnpacked);
+    own.part = arena.take<float>(1024);
     own.sums = arena.take<float>(std::max(int64_t(kRows) * (deepest / 32) * (kPrepared / 4), int64_t(1024)));
     own.first = arena.take<float>(kRows * 16);
     own.second = arena.take<float>(kRows * 16);
@@ -198,6 +199,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
         Arena mine{arena.at + me * each};
         Scratch own = scratch(mine, deepest, p.columns, s.dim);
+        own.reading = p.reading;
         const Configured configured(tokens);
         for (int m = me; m < tokens; m += threads) {
             runs[m] = counts[m] = p.columns;
@@ -285,7 +287,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                 for (int from = 0; from < tokens; from += kRows) {
                     const int some = std::min(kRows, tokens - from);
                     const bf16* a = input + int64_t(from) * s.width;
-                    prepared(layer.up_gate, a, s.width, some, own.sums);
+                    prepared(layer.up_gate, a, s.width, some, own);
                     const auto gated = [&](int block, const float* up, const float* gates) {
                         for (int m = 0; m < some; m++) {
                             const Sixteen gate = load(gates + 16 * m), one = same(1.f);

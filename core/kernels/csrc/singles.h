@@ -44,7 +44,8 @@ inline int readied(bool) {
 }
 
 // Widens the inputs of a product to 32 bits, or rounds them to integers: for each tile, 32 inputs of every row.
-inline void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
+inline void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, Scratch& own) {
+    float* to = own.sums;
     Rounded* whole = (Rounded*)to;
     for (int k = 0; k < w.in; k += 32)
         for (int m = 0; m < count; m++) {

@@ -49,7 +49,7 @@ WIDE = Config(
     heads=2,
     kv_heads=2,
     head_dim=64,
-    intermediate_size=160,
+    intermediate_size=320,
     mlp_bias=True,
     out_bias=True,
 )
@@ -183,6 +183,23 @@ def test_a_token_is_computed_the_same_wherever_it_stands(ways: str, bits: int | 
         longer.score(guess([path[:count]], tuple(range(-1, count - 1)))).logits()[0, -1] for count in range(4)
     ]
     assert torch.equal(torch.stack(one_by_one), chain)
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_prompt_is_read_the_same_whatever_follows(ways: str, bits: int | None) -> None:
+    """Where there are tiles, inputs of weights of 4 bits are not rounded to integers in reading a prompt."""
+    network, prompt = laid_out(random_network(WIDE, dtype=torch.bfloat16), bits), list(range(70))
+    read = [
+        Decoder(network).begin([prompt[:count], [3, 1]], Sampling(), frozenset(["last"])).hidden["last"][0, :11]
+        for count in (12, 29, 45, 70)
+    ]
+    assert all(torch.equal(states, read[0]) for states in read)
+    model = Decoder(network)
+    model.begin([prompt[:1]], Sampling(), frozenset(["last"]))
+    draft = Draft.guess(torch.tensor([prompt[1:11]]), Tree.chain(10), torch.ones(1, 10).bool())
+    scored = model.score(draft).hidden["last"][0]
+    assert torch.equal(scored, read[0]) == (bits != 4 or ways != "tiles")
 
 
 @pytest.mark.slow
