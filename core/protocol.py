@@ -386,11 +386,12 @@ class ChainDrawing(Protocol):
     """Draws a whole chain of a single row in one call, and the tokens of several rows in the same way."""
 
     def draw_chain(
-        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False
+        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False, joint: bool = False
     ) -> tuple[Tensor, Distribution] | None:
         """Tokens [1, N] drawn with uniform numbers [K], and their distributions [1, N, S]; None if its current state
         does not allow it. The chain ends before the first token, with `last` behind it, whose distribution has no
-        probability at temperature 1 that reaches the threshold."""
+        probability at temperature 1 that reaches the threshold; with `joint` after multiplication by those of the
+        tokens before it."""
 
     def draw_rows(self, logits: Tensor, numbers: Tensor) -> tuple[Tensor, Distribution] | None:
         """Tokens [B] drawn from logits [B, V] with uniform numbers [B], and their distributions [B, S]; None where

@@ -82,11 +82,13 @@ class Confidence(Fixed):
     """Stop where the highest probability falls below a threshold, as in Draft & Verify (arXiv 2309.08168), Kangaroo
     (arXiv 2404.18911) and BiLD (arXiv 2302.07863). The papers use the drawn token's probability; ours decides before
     the draw. `last`: the token of that distribution is still drafted, as in Kangaroo, so that a draft has one or more;
-    the next is not, whichever was drawn."""
+    the next is not, whichever was drawn. `joint`: the highest probabilities of the draft so far are multiplied, which
+    estimates whether all of it is accepted, and with that whether another token is worth a pass."""
 
     length: int = 8
     threshold: float = 0.4
     last: bool = False
+    joint: bool = False
 
     @property
     def reads_distribution(self) -> bool:
@@ -95,9 +97,13 @@ class Confidence(Fixed):
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
         self._sure = torch.ones(rows, dtype=torch.bool, device=device)
+        self._chance = torch.ones(rows, device=device)
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        sure = distribution.probs.amax(-1) >= self.threshold
+        chance = distribution.probs.amax(-1)
+        if self.joint:
+            self._chance = chance = chance * self._chance if depth else chance
+        sure = chance >= self.threshold
         if not self.last:
             return sure
         before = self._sure if depth else torch.ones_like(sure)

@@ -35,7 +35,6 @@ from outrider.core.paths import cache_folder
 GROUP = 32  # inputs of a tile, and of a group that shares a scale in 4 bits
 _OUTPUTS = 16  # outputs of a tile
 _TILE4 = 320  # bytes of a tile of 4 bits: integers, scales and offsets
-_AT_ONCE = 1 << 20  # weights that are brought into tiles at a time
 _ROOM, _ALIGNED = 1 << 25, 64  # bytes of huge pages allocated at a time; alignment of weights
 
 
@@ -178,6 +177,9 @@ def library() -> ctypes.CDLL | None:
     found.outrider_draw_tree.argtypes, found.outrider_draw_tree.restype = [c_void_p] * 5, None
     found.outrider_draw_heads.argtypes, found.outrider_draw_heads.restype = [c_void_p] * 2, None
     found.outrider_drawn.argtypes, found.outrider_drawn.restype = [*([c_void_p] * 4), c_int32, c_int32, c_float], None
+    found.outrider_round.argtypes = [c_void_p, c_int64, c_void_p, c_int32, *([c_void_p] * 3), c_int32]
+    found.outrider_tile.argtypes = [*([c_void_p] * 4), c_int64, c_int64, c_int32, c_int32]
+    found.outrider_round.restype = found.outrider_tile.restype = None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -291,16 +293,16 @@ def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
     return each, back
 
 
-def _in_tiles(numbers: Tensor, scales: Tensor | None, offsets: Tensor | None) -> Tensor:
-    """[out / 16, in / 32, ...] (see csrc/layout.h)."""
-    rows, columns = numbers.shape
-    tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
-    if scales is None or offsets is None:
-        return tiled
-    pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows share each byte
-    nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
-    both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
-    return torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).contiguous().view(torch.uint8)], 2)
+def rounded(weight: Tensor, shrinks: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [out, in] in bfloat16 as integers 0 to 15, and the scales and offsets [out, in / 32] of their groups:
+    those with the smallest error whose range is one of these parts of the group's."""
+    code, weight = library(), weight.contiguous()
+    assert code is not None
+    ints, tries = torch.empty(weight.shape, dtype=torch.uint8), torch.tensor(shrinks)
+    scales, offsets = (torch.empty(len(weight), weight.shape[1] // GROUP, dtype=weight.dtype) for _ in range(2))
+    where = ints.data_ptr(), scales.data_ptr(), offsets.data_ptr(), torch.get_num_threads()
+    code.outrider_round(weight.data_ptr(), scales.numel(), tries.data_ptr(), len(tries), *where)
+    return ints, scales, offsets
 
 
 class Tiled:
@@ -322,11 +324,10 @@ class Tiled:
         rows, columns = self.shape
         size = columns // GROUP, *((_TILE4,) if self.bits == 4 else (GROUP // 2, _OUTPUTS, 2))
         self._tiles = _in_huge_pages((rows // _OUTPUTS, *size), torch.uint8 if self.bits == 4 else numbers.dtype)
-        count = max(1, _AT_ONCE // (_OUTPUTS * columns))
-        for start in range(0, rows // _OUTPUTS, count):
-            some = slice(_OUTPUTS * start, _OUTPUTS * (start + count))
-            given = (None if part is None else part[some] for part in (scales, offsets))
-            self._tiles[start : start + count] = _in_tiles(numbers[some], *given)
+        groups = [part.bfloat16().contiguous() for part in (scales, offsets) if part is not None and self.bits == 4]
+        given, code = [numbers.contiguous(), *(groups or (None, None)), self._tiles], library()
+        assert code is not None
+        code.outrider_tile(*map(at, given), rows // _OUTPUTS, columns, self.bits, torch.get_num_threads())
         self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
         self._bias = None if bias is None else bias.float().contiguous()
         self.point()

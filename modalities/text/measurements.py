@@ -7,10 +7,11 @@ says what was measured, so that it can be measured again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.assets.catalogue import ASSETS
 from outrider.core.drafters.combined import round_costs
 from outrider.core.methods.combined import ADAPTIVE
 from outrider.core.methods.lookup import SUFFIX
@@ -36,13 +37,20 @@ def costs_of_rounds(model: TextModel, label: str, members: Callable[[], Mapping[
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDefault:
-    """The default of one target."""
+    """The default of one target, for a single prompt on a CPU: chains by its draft model once that has been fetched,
+    else a drafter, in place of `auto`."""
 
     draft_model: str | None = None  # of the catalogue, with the target's tokens
-    drafter: str | None = None  # in place of `auto`, for a single prompt on a CPU; None: `auto` itself
+    drafter: str | None = None  # None: `auto` itself
     options: Mapping[str, Any] = field(default_factory=dict)  # of that drafter
-    dtype: str | None = None  # the precision of the target in which that pays; None: any
+    dtype: str | None = None  # the precision of the target in which that drafter pays; None: any
     measured: str = ""  # with what result, and how
+
+    @property
+    def fetched(self) -> str | None:
+        """The draft model, if it is on this machine."""
+        asset = ASSETS.get(self.draft_model or "")
+        return None if asset is None or not asset.here else self.draft_model
 
 
 DEFAULTS: Mapping[str, MeasuredDefault] = {
@@ -68,8 +76,8 @@ NOTHING = MeasuredDefault()
 
 def default_of(model: TextModel) -> MeasuredDefault:
     """What pays for a single prompt to a target, in its precision and on its device."""
-    row = DEFAULTS.get(model.name, NOTHING)
-    return row if model.device == "cpu" and row.dtype in (None, model.dtype) else NOTHING
+    row = DEFAULTS.get(model.name, NOTHING) if model.device == "cpu" else NOTHING
+    return row if row.dtype in (None, model.dtype) else replace(row, drafter=None, options={})
 
 
 def draft_model_of(target: str) -> str | None:

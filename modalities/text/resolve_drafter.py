@@ -123,18 +123,21 @@ def _named(model: TextModel, options: Options, catalogue: Catalogue) -> _Choice:
 
 
 def _auto(model: TextModel, options: Options, catalogue: Catalogue, rows: int, default: MeasuredDefault) -> _Choice:
-    """What `auto` stands for: chains by the draft model; drafters merged with the head, if there is one and its guesses
-    can be merged; what was measured for the target; else the merged training-free drafters."""
+    """What `auto` stands for: chains by the draft model, which is given or was fetched for the target; drafters merged
+    with the head, if there is one and its guesses can be merged; what was measured for the target; else the merged
+    training-free drafters."""
     given = options.drafter_options
     own = given.keys() <= {*AUTO.options, *AUTO.needs}
     draft_model, head = options.draft_model, options.head
     if draft_model is None and not (given and own) and "model" not in given:
         draft_model = model.draft_model
+    if draft_model is None and head is None and model.head is None and not given:
+        draft_model = default.fetched
     if draft_model is not None:
         chosen, notes = given, dict[str, str]()
         if rows == 1 and not given and options.num_draft_tokens is None:
             members = partial(catalogue.members, AUTO, {})
-            chosen = drafter_inputs.fastest_length(model, draft_model, options.draft_vocabulary, members)
+            chosen = drafter_inputs.confident_length(model, draft_model, options.draft_vocabulary, members)
             notes = {"options": json.dumps(chosen)}
         return _Choice(drafter=DRAFT_MODEL.name, options=chosen, draft_model=draft_model, head=head, notes=notes)
     if head is None and "head" not in given:

@@ -281,6 +281,14 @@ def test_lengths_follow_what_was_accepted() -> None:
     assert window.start().tolist() == [6, 2]
     distribution = Distribution(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), None, 2)
     assert Confidence(4, threshold=0.6).more(distribution, 0).tolist() == [False, True]
+    whole = Confidence(4, threshold=0.8, joint=True)
+    whole.begin(2, torch.device("cpu"))
+    assert [whole.more(distribution, depth).tolist() for depth in (0, 1, 2, 0)] == [
+        [False, True],
+        [False, True],
+        [False, False],
+        [False, True],
+    ]
 
 
 # ---- trees

@@ -34,7 +34,7 @@ def test_a_draft_model_is_named_in_the_call_or_when_loading(lm: TextModel, folde
     given = loaded.generate(PROMPT, **RAW, **extra)
     assert called.trace.method == given.trace.method == "draft-model"
     assert called.tokens == given.tokens == plain.tokens
-    assert '"policy": "best", "cost": 1.0' in called.trace.options["drafter.options"]
+    assert '"policy": "confidence", "threshold": 0.9' in called.trace.options["drafter.options"]
     assert extra or called.trace.summary().tokens_per_pass == 2  # the same weights guess right, and cost as much
     assert loaded.generate(PROMPT, drafter="prompt-lookup", **RAW, **extra).tokens == plain.tokens
     assert loaded.generate(PROMPT, drafter=None, **RAW, **extra).trace.method == "plain"

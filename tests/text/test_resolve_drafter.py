@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from safetensors.torch import save_file
 from outrider.core.assets.catalogue import ASSETS
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
 from outrider.core.errors import InvalidOption
+from outrider.core.kernels import native
 from outrider.core.methods import DRAFTERS
-from outrider.text import TextModel, bigrams, datastore, measurements, recipes
+from outrider.text import TextModel, bigrams, datastore, load, measurements, recipes
 from outrider.text.measurements import MeasuredDefault
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter
@@ -199,6 +201,29 @@ def test_a_published_draft_model_is_used_where_one_is_needed(
     assert {"draft-model", "dynamic-tree", "specexec", "cross-vocabulary"} <= set(lm.drafters.ready)
     out = lm.generate(PROMPT, raw=True, max_new_tokens=16, drafter="draft-model")
     assert out.trace.summary().acceptance_rate == 1  # it is the target itself
+
+
+def test_auto_drafts_with_the_published_model_once_it_is_here(
+    lm: TextModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, asset = MeasuredDefault(draft_model=str(folder), drafter="prompt-lookup", dtype="int4"), Mock(here=True)
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: row})
+    monkeypatch.setattr(measurements, "ASSETS", {str(folder): asset})
+    assert lm.generate(PROMPT, raw=True, max_new_tokens=4).trace.method == "draft-model"
+    assert (
+        resolve_drafter(lm, Options(), rows=2).name == resolve_drafter(lm, Options(num_draft_tokens=2)).name == "auto"
+    )
+    asset.here = False
+    assert resolve_drafter(lm, Options()).name == "auto"
+    monkeypatch.setattr(measurements, "DEFAULTS", {lm.name: replace(row, dtype=None)})
+    assert resolve_drafter(lm, Options()).name == "prompt-lookup"
+
+
+def test_a_draft_model_for_16_bits_has_4_where_kernels_multiply_them(folder: Path) -> None:
+    kernels = native.library() is not None
+    assert load(folder, dtype="bfloat16").companion(str(folder)).dtype == ("int4" if kernels else "bfloat16")
+    assert load(folder, dtype="bfloat16").companion(f"{folder}:int8").dtype == "int8"
+    assert load(folder, dtype="float32").companion(str(folder)).dtype == "float32"
 
 
 def test_published_draft_models_have_the_targets_tokens() -> None:

@@ -148,8 +148,8 @@ class _ModelDrafter:
 
 
 class DraftModel(_ModelDrafter):
-    """A chain, drawn token by token. A policy decides its length; `threshold`, `last`, `max_length`, `cost` and
-    `verify` are the policy's settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's
+    """A chain, drawn token by token. A policy decides its length; `threshold`, `last`, `joint`, `max_length`, `cost`
+    and `verify` are the policy's settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's
     hidden state `tap` (None: to features of the distribution). `sampling` lets the model draw at other settings than
     the target's, which changes the acceptance rate and never the distribution of the output."""
 
@@ -163,6 +163,7 @@ class DraftModel(_ModelDrafter):
         policy: Policy | str = "fixed",
         threshold: float | None = None,
         last: bool | None = None,
+        joint: bool | None = None,
         max_length: int | None = None,
         cost: float | None = None,
         verify: Sequence[float] | None = None,
@@ -171,7 +172,8 @@ class DraftModel(_ModelDrafter):
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        settings = {"threshold": threshold, "last": last, "max_length": max_length, "cost": cost, "verify": verify}
+        stops = {"threshold": threshold, "last": last, "joint": joint}
+        settings = {**stops, "max_length": max_length, "cost": cost, "verify": verify}
         reading = {} if head is None else {"head": head, "tap": tap}
         given = {name: value for name, value in settings.items() if value is not None}
         self.policy = make_policy(policy, length, **given, **reading)
@@ -239,10 +241,9 @@ class DraftModel(_ModelDrafter):
         single = rng.has_tables and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if self._drawer is None or not single:
             return None
-        threshold, last = (
-            (self.policy.threshold, self.policy.last) if isinstance(self.policy, Confidence) else (0.0, False)
-        )
-        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy(), threshold, last)
+        policy = self.policy if isinstance(self.policy, Confidence) else Confidence(threshold=0.0)
+        last, numbers = policy.last, rng.table(Purpose.DRAW)[0, :length].numpy()
+        chain = self._drawer.draw_chain(numbers, policy.threshold, last, policy.joint)
         if chain is None:
             return None
         tokens, distributions = chain

@@ -45,7 +45,7 @@ class DrawsChains(ABC):
 
     @torch.no_grad()
     def draw_chain(
-        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False
+        self, numbers: np.ndarray, threshold: float = 0.0, last: bool = False, joint: bool = False
     ) -> tuple[Tensor, Distribution] | None:
         """Draw a chain for a batch of one row in one call of the compiled kernels: tokens [1, N], each drawn with one
         of the uniform numbers, and their distributions. All tokens that were read count as scored afterwards. None: the
@@ -60,7 +60,7 @@ class DrawsChains(ABC):
         uniforms, conditioning = None if sampling.greedy else numbers, self.network.conditioning_of(0)
         tokens, law = chain.draw(
             *(rows.pending[0], rows.host[0], cache.store, steps, conditioning, uniforms, sampling.temperature),
-            *(threshold, last),
+            *(threshold, last, joint),
         )
         self._drew(len(tokens) - int(last or len(tokens) == steps))
         return tokens[None], law

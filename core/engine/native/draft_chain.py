@@ -28,7 +28,7 @@ class _Chain(ctypes.Structure):
         *((name, c_void_p) for name in ("embedding", "conditioning", "norm", "head", "uniforms", "pending")),
         *((name, c_void_p) for name in ("kept", "tokens", "distributions", "logits", "state", "mask", "workspace")),
         *((name, c_int64) for name in ("embedding_rows", "conditioning_rows")),
-        *((name, c_int32) for name in ("pending_count", "entries", "steps", "outputs", "last")),
+        *((name, c_int32) for name in ("pending_count", "entries", "steps", "outputs", "last", "joint")),
         *((name, c_float) for name in ("temperature", "floor")),
     )
 
@@ -55,10 +55,11 @@ class NativeChain:
         temperature: float,
         threshold: float,
         last: bool,
+        joint: bool,
     ) -> tuple[Tensor, Distribution]:
         """Read the pending tokens [P] of a row with `entries` cached tokens, then draw up to `steps` tokens one by one:
         until a distribution whose highest probability at temperature 1 is below the threshold, or with `last` until its
-        token.
+        token. With `joint` that probability is multiplied by those of the tokens before it.
 
         Token i is drawn with uniforms[i]; without uniforms each token is the most probable one. Returns the tokens [N]
         and their distributions [1, N, S]. Keys and values of the tokens that were read, which are all but the last
@@ -83,7 +84,7 @@ class NativeChain:
             *(head, None if numbers is None else numbers.ctypes.data),
             *(native.at(part) for part in (pending, self.kept, tokens, distributions, logits, state, mask)),
             *(workspace, len(self._embedding), 0 if conditioning is None else len(conditioning)),
-            *(count, entries, steps, self._outputs, last, temperature, threshold),
+            *(count, entries, steps, self._outputs, last, joint, temperature, threshold),
         )
         drawn = code.outrider_draw(*self._runner.addresses, ctypes.addressof(arguments), ctypes.addressof(chain))
         tokens = tokens[:drawn]

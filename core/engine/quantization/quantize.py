@@ -71,8 +71,11 @@ class Int4:
     """Weights [out, in] in 4 bits; groups of 32 inputs share a scale and an offset: w = (n - 8) scale + offset."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        grouped = weight.view(len(weight), -1, math.gcd(weight.shape[1], _GROUP))
-        ints, scales, offsets = _by_rows(_quantize_groups, grouped)
+        if native.tiles(weight.shape, weight.dtype, weight.device):
+            ints, scales, offsets = native.rounded(weight, _SHRINKS)
+        else:
+            grouped = weight.view(len(weight), -1, math.gcd(weight.shape[1], _GROUP))
+            ints, scales, offsets = _by_rows(_quantize_groups, grouped)
         self._store(ints.view(weight.shape), scales, offsets, bias)
 
     @classmethod

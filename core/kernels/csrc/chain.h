@@ -24,7 +24,8 @@ struct Drawing {  // mirrors _Chain in engine/native/draft_chain.py
     uint8_t* workspace;
     int64_t embedding_rows, conditioning_rows;
     int32_t pending_count, entries, steps, outputs;  // entries: cached tokens before the pending ones
-    int32_t last;  // whether a token is drawn from the first distribution that does not reach the floor
+    int32_t last;   // whether a token is drawn from the first distribution that does not reach the floor
+    int32_t joint;  // whether the highest probabilities of the chain so far, multiplied, have to reach it
     float temperature, floor;  // of a distribution's highest probability at temperature 1; 0: any
 };
 
@@ -77,6 +78,7 @@ int32_t outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass,
     const Drawing& d = *drawing;
     const int width = shape->width;
     Pass p = *pass;
+    float sure = 1;
     std::vector<int64_t> positions(d.pending_count);
     p.positions = positions.data(), p.start = d.entries, p.count = d.pending_count;
     p.mask = p.count > 1 ? d.mask : nullptr;
@@ -100,7 +102,8 @@ int32_t outrider_draw(const Shape* shape, const Layer* layers, const Pass* pass,
         outrider_run(shape, layers, &p);
         normed(p.x + int64_t(p.count - 1) * width, d.norm, width, shape->eps, d.state);
         outrider_product(d.head, d.state, d.logits, 1, 1, p.threads, d.workspace);
-        const bool ends = d.floor > 0 && highest(d.logits, d.outputs) < d.floor;
+        if (d.floor > 0) sure = (d.joint ? sure : 1) * highest(d.logits, d.outputs);
+        const bool ends = d.floor > 0 && sure < d.floor;
         if (ends && !d.last) return step;
         const int64_t found = d.uniforms ? drawn(d.logits, d.outputs, d.temperature, d.uniforms[step],
                                                  d.distributions + int64_t(step) * d.outputs)

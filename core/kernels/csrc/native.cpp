@@ -408,3 +408,4 @@ void outrider_attend(const bf16* queries, const uint8_t* keys, const uint8_t* va
 #include "chain.h"
 #include "levels.h"
 #include "heads.h"
+#include "weights.h"

@@ -78,6 +78,7 @@ def test_a_stop_reacts_to_its_threshold_at_every_temperature(name: str, sampling
 POLICIES: dict[str, Callable[[], Policy]] = {
     "confidence": lambda: Confidence(3, threshold=0.45),
     "confidence, the last token too": lambda: Confidence(3, threshold=0.45, last=True),
+    "confidence of the whole draft": lambda: Confidence(3, threshold=0.3, last=True, joint=True),
     "draft-exit": lambda: DraftExit(3, threshold=0.45),
     "risk": lambda: Risk(3, 0.6, head, None),
 }

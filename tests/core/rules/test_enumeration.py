@@ -239,7 +239,9 @@ def test_what_a_sure_law_leaves_to_later_siblings_is_not_lost(rule: Rule) -> Non
     assert distance(lambda: SampledTree(sure(), tree=(-1, -1, 0)), rule, Sampling()) < 1e-12
 
 
-@pytest.mark.parametrize("policy", [Confidence(3, threshold=0.45), Confidence(2, threshold=0.6)])
+@pytest.mark.parametrize(
+    "policy", [Confidence(3, threshold=0.45), Confidence(2, threshold=0.6), Confidence(3, threshold=0.3, joint=True)]
+)
 @pytest.mark.parametrize("rule", [Block(), Token()], ids=["block", "token"])
 def test_a_length_decided_before_the_draw_is_exact(rule: Rule, policy: Confidence) -> None:
     assert distance(lambda: DraftModel(model(), policy=policy), rule, Sampling()) < 1e-12

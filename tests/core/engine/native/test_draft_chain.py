@@ -139,17 +139,19 @@ def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
     assert float32.draw_chain(np.array([0.5])) is None
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_a_chain_ends_where_its_law_is_unsure(last: bool) -> None:
+def test_a_chain_ends_where_its_law_is_unsure(last: bool, joint: bool) -> None:
     model, numbers = opened(SHAPE, Sampling()), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
     whole = model.draw_chain(numbers)
     assert whole is not None
     sure = whole[1].probs[0].amax(-1)
+    sure = sure.cumprod(0) if joint else sure
     for end in range(5):
         model = opened(SHAPE, Sampling())
         threshold = float(sure[: end + 1].min()) * 1.001
         below = int((sure < threshold).nonzero()[0])
-        found = model.draw_chain(numbers, threshold, last)
+        found = model.draw_chain(numbers, threshold, last, joint)
         assert found is not None and found[0].tolist() == [whole[0][0, : below + last].tolist()]
         assert model.cache.scored == below
 
