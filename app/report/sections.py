@@ -73,18 +73,13 @@ def _both(command: str) -> tuple[str, str]:
     return f"{command} --temperature 0", f"{command} --temperature 1"
 
 
-def _paired(prompts: str) -> tuple[str, str]:
-    """The published pair on these prompts: in 4 bits with a head trained for it, beside llama.cpp; in 16 without."""
-
-    def command(drafters: str, options: str) -> str:
-        return (
-            f"text --model qwen2.5-coder-1.5b --drafters auto,{drafters},draft-model,cross-vocabulary {options}"
-            "--drafter-option draft-model.length=3 --drafter-option cross-vocabulary.model=smollm2-135m "
-            f"{prompts} --max-new-tokens 64 --dtype"
-        )
-
-    chain = "--drafter-option eagle3.draft_kind=chain --drafter-option eagle3.length=3 "
-    return f"{command('eagle3', chain)} int4 --peers llama.cpp", f"{command('ensemble', '')} bfloat16"
+def _paired(prompts: str, others: str) -> tuple[str, str]:
+    """The published pair on these prompts: in 4 bits beside llama.cpp; in 16 beside other drafters."""
+    given = f"text --model qwen2.5-coder-1.5b {prompts}"
+    return (
+        f"{given} --drafters auto --max-new-tokens 96 --dtype int4 --peers llama.cpp",
+        f"{given} --drafters auto,{others} --max-new-tokens 64 --dtype bfloat16",
+    )
 
 
 TEXT = (
@@ -240,20 +235,22 @@ TEXT = (
     Section(
         "pair",
         "A published pair",
-        "Qwen2.5-Coder-1.5B-Instruct with the published 0.5B as its draft model, with SmolLM2-135M across "
-        "vocabularies, and in 4 bits with a head trained for it (`outrider train eagle3`), which `auto` takes too, "
-        "beside llama.cpp on the same file. In 16 bits `auto` is `qspec`. Chat, code and editing.",
-        _paired("--tasks chat,code,editing"),
+        "Qwen2.5-Coder-1.5B-Instruct with the published 0.5B as its draft model, which is what `auto` is here: in 4 "
+        "bits beside llama.cpp on the same file, in 16 beside drafts by its own weights in 4 bits, and by SmolLM2-135M "
+        "across vocabularies. Chat, code and editing. Runs with a head trained for the target, which "
+        "`auto` then took, or with `ensemble` are of earlier commits.",
+        _paired(
+            "--tasks chat,code,editing",
+            "qspec,cross-vocabulary --drafter-option qspec.length=8 "
+            "--drafter-option cross-vocabulary.model=smollm2-135m",
+        ),
         main=True,
     ),
     Section(
         "pair-given",
         "A published pair, on given prompts",
-        "As above, on the questions of a prompt file that are asked of assistants.",
-        _paired(
-            "--prompts {prompts} --tasks writing,roleplay,reasoning,coding,extraction,stem,humanities,math "
-            "--num-prompts 32"
-        ),
+        "As above, on a prompt file: our chat, code and editing, and 32 of Spec-Bench's questions to assistants.",
+        _paired("--prompts {prompts}", "qspec --drafter-option qspec.length=8"),
         main=True,
     ),
 )

@@ -66,9 +66,9 @@ DEFAULTS: Mapping[str, MeasuredDefault] = {
         drafter=QSPEC.name,
         options={"length": 8},
         dtype="bfloat16",
-        measured="two quiet cores with AVX-512, 64 tokens (2026-11-30): bfloat16, greedy, 55 prompts 1.91x (1.86-1.98; "
-        "`auto` with a head 1.57x), at temperature 0.8 1.95x (1.44x) over 8; the first request waits 9 s. int4, "
-        "greedy, 23 prompts: chains of 3 tokens by the draft model 1.42x (1.34-1.51)",
+        measured="two quiet cores, greedy, 55 prompts (2026-11-30). With AMX: chains by the draft model 1.52x "
+        "(1.42-1.61) in int4, 2.29x (2.05-2.66) in bfloat16, qspec 2.26x (2.19-2.34). With AVX-512: qspec "
+        "1.91x (1.86-1.98), at temperature 0.8 1.95x over 8; its first request waits 9 s",
     ),
 }
 NOTHING = MeasuredDefault()
