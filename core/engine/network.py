@@ -232,6 +232,11 @@ class Network:
             return layer.down(F.gelu(up_gate[:, middle:], approximate="tanh").mul_(up_gate[:, :middle]))
         return layer.down(F.glu(up_gate, -1).mul_(up_gate[:, middle:]))  # up sigmoid(gate) gate
 
+    @property
+    def reads_apart(self) -> bool:
+        """Whether a token has other keys and values in a prompt than where a draft is verified."""
+        return self._native is not None and self._native.reads_apart
+
     def _run_native(
         self,
         runner: NativePass,

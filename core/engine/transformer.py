@@ -72,7 +72,8 @@ class Decoder(DrawsChains):
         made = PagedCache if (network.reads_lengths(dtype) if paged is None else paged) else Cache
         self.cache = made((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self.cache.with_keys, self.cache.context = any(cfg.variant.windows), cfg.context
-        self.prefixes = Prefixes(self.cache)
+        self.prefixes = Prefixes(self.cache, answers=not network.reads_apart)
+        self._reading = False  # whether `score` reads a prompt
         self._taps: frozenset[str] = frozenset()
         self._judge: Judge | None = None
         if network.graphs is not None:
@@ -211,7 +212,8 @@ class Decoder(DrawsChains):
         carry = draft.carry if since is None else None
         ids, layout = cache.plan(draft, since, lengths=network.reads_lengths(cache.store.dtype))
         network.ensure_positions(position_bound(cache, draft), cache.long)
-        layout = replace(layout, live=live_tokens(cache.rows, draft) if since is None else None)
+        live = live_tokens(cache.rows, draft) if since is None else None
+        layout = replace(layout, live=live, reading=self._reading)
         resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
         logits: Tensor | None = None
@@ -235,6 +237,14 @@ class Decoder(DrawsChains):
         if (live := layout.live) is not None:
             live = at_nodes(live[..., None], cache.rows, draft, first, since)[..., 0]
         return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first, live)
+
+    def read(self, draft: Draft) -> None:
+        """Read a chain as tokens of a prompt."""
+        self._reading = True
+        try:
+            self.score(draft)
+        finally:
+            self._reading = False
 
     def _draws_chains(self) -> bool:
         return type(self).score is Decoder.score and not self._taps

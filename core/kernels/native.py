@@ -67,6 +67,11 @@ def halves() -> bool:
     return "avx512_bf16" in _processor().split()
 
 
+def reads_prompts_apart() -> bool:
+    """Whether prompts may be read in other numbers than drafts are verified in, with weights of 4 bits: in tiles."""
+    return "amx_tile" in _processor().split() and _setting() != "avx2"
+
+
 def hindrance() -> tuple[str, str] | None:
     """Why the kernels cannot be used on this machine, and a remedy (may be empty); None if nothing prevents it."""
     if _setting() == "0":

@@ -33,6 +33,8 @@ class PrefixCache:
         self.tokens: list[int] = []  # committed
         self.reused = 0  # tokens of the last prompt that were cached
         self._marks: list[tuple[int, transformer.Mark | hf.Mark]] = []  # (number of tokens, cache position)
+        # whether tokens of answers are kept: not where those of prompts have numbers of their own
+        self._answers = not (isinstance(inner, transformer.Decoder) and inner.network.reads_apart)
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         """Read the new tokens of one prompt. If the drafter needs hidden states, the whole prompt is read
@@ -86,7 +88,7 @@ class PrefixCache:
             q=zeros,
             outcome=Outcome.accepted([tokens]),
         )
-        self.inner.score(draft)
+        (self.inner.read if isinstance(self.inner, transformer.Decoder) else self.inner.score)(draft)
         self.inner.keep(draft, verdict, torch.tensor([size + 1], device=self.device))
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
@@ -95,7 +97,8 @@ class PrefixCache:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self.inner.keep(draft, verdict, count)
         self.tokens += verdict.rows(draft)[0][: int(count[0])]
-        self._save_mark()
+        if self._answers:
+            self._save_mark()
 
     def captured(self, rule: Rule) -> Rule:
         return self.inner.captured(rule) if isinstance(self.inner, transformer.Decoder) else rule

@@ -62,10 +62,10 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 class Prefixes:
     """The rows in use and the blocks kept, of one cache. Blocks and hidden states have at most `limit` bytes; None:
-    nothing is shared."""
+    nothing is shared. `answers`: what followed a prompt is kept too, since it has the same numbers as in one."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache, *, answers: bool = True) -> None:
+        self._cache, self._answers = cache, answers
         self.limit: int | None = None
         self._blocks: OrderedDict[_Block, None] = OrderedDict()  # least recently used first, children before parents
         cache.reclaim = self._drop_oldest
@@ -155,6 +155,8 @@ class Prefixes:
         if known is None or not self.limit:
             return
         count = min(self._entries(row, len(tokens)), len(tokens))
+        if not self._answers:
+            count = min(count, len(known.prompt) - 1)
         hidden = {} if not self._needs else known.hidden or {}
         if self._needs:
             count = min([count, *(hidden[tap].shape[1] if tap in hidden else 0 for tap in self._needs)])

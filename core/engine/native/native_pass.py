@@ -65,6 +65,9 @@ class NativePass:
                 setattr(struct, name, native.at(weight))
             for name in ("qkv", "out", "up_gate", "down"):
                 setattr(struct, name, getattr(layer, name).matrix)
+        matrices = (getattr(struct, name) for struct in self._layers for name in ("qkv", "out", "up_gate", "down"))
+        integers = any(matrix.bits == 4 or matrix.rounds for matrix in matrices)
+        self.reads_apart = integers and native.reads_prompts_apart()
         self.factors = Factors()
         self._angles = {False: torch.zeros(2, 0)}
 

@@ -136,7 +136,6 @@ inline bool in_integers(const Matrix& w, const Scratch& own) {
     return (w.bits == 4 || w.rounds) && !(own.reading && tiles_ready);
 }
 
-
 // Sums [count][16] of two rows of tiles, with tiles. All rows are multiplied by a few tiles, which stay in the first-level
 // cache, before the next ones, which are unpacked meanwhile: tile loads wait until they have left the store buffer.
 template <int bits>

@@ -277,3 +277,18 @@ def test_the_least_recently_used_blocks_are_dropped() -> None:
     assert known([*three, 5, 6, 7]) == 32 and prefixes.bytes == 32 * cache.slot_bytes
     prefixes.restrict(0)
     assert not prefixes.bytes and not known([*three, 9])
+
+
+def test_answers_are_not_kept_where_prompts_have_other_numbers() -> None:
+    cache, prompt = Cache((1, 2, 4), torch.float32, torch.device("cpu")), list(range(30))
+    cache.open()
+    cache.arrange([-1, -1], 256)
+    cache.store.normal_()
+    for answers in (True, False):
+        prefixes = Prefixes(cache, answers=answers)
+        prefixes.restrict(256 * cache.slot_bytes)
+        prefixes.enter(0, prompt)
+        cache.set_row(0, 50, 0)
+        prefixes.retain(0, list(range(50)))
+        prefixes.leave(0)
+        assert prefixes.enter(1, list(range(60)))[0] == (50 if answers else 29)  # the last token is read with a draft
