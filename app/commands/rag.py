@@ -182,6 +182,7 @@ def _ready(
     from rich.console import Console
 
     from outrider import text
+    from outrider.core.engine.loading.folder import DTYPES
     from outrider.text.drafter_inputs import companion
     from outrider.text.rag.documents import documents as read
     from outrider.text.rag.retrievers import retriever as make
@@ -191,9 +192,11 @@ def _ready(
         if lm is None:
             status.update(f"Loading {model} ...")
             lm = text.load(model, device=device, dtype=dtype)
-        if small is None:
-            small = companion(lm, draft_model) if draft_model else lm
-    return lm, small, store
+        if small is None and draft_model:
+            # its answers are not verified token by token, so they have the target's precision unless another is named
+            named = draft_model.rpartition(":")[2] in DTYPES
+            small = companion(lm, draft_model if named else f"{draft_model}:{lm.dtype}")
+    return lm, small or lm, store
 
 
 COLUMNS = (

@@ -2,8 +2,7 @@
 RMSNorm, as in Llama (arXiv 2302.13971) and Qwen.
 
 Independent of drafts, prompts and committed tokens. The code uses few operations per layer, since in a pass of one
-token the launch of an operation takes longer than its arithmetic. Over 400 lines, since
-the passes share one set of weights."""
+token the launch of an operation takes longer than its arithmetic."""
 
 from __future__ import annotations
 
@@ -75,6 +74,7 @@ class Network:
         self._native = native_pass(config, layers, self.dtype)
         if self._native is not None:
             self._native.factors = self._factors
+        self.reads_apart = self._native is not None and self._native.reads_apart  # prompts: see NativePass
         self.fused = fused_pass(config, layers, self.dtype, self.device)  # on a GPU, where Triton is
 
     @cached_property
@@ -231,11 +231,6 @@ class Network:
         if self.config.variant.activation == "gelu":
             return layer.down(F.gelu(up_gate[:, middle:], approximate="tanh").mul_(up_gate[:, :middle]))
         return layer.down(F.glu(up_gate, -1).mul_(up_gate[:, middle:]))  # up sigmoid(gate) gate
-
-    @property
-    def reads_apart(self) -> bool:
-        """Whether a token has other keys and values in a prompt than in a draft."""
-        return self._native is not None and self._native.reads_apart
 
     def _run_native(
         self,

@@ -113,7 +113,7 @@ def confident_length(
     costs = Costs.parse(costs_of_rounds(model, "", members))
     verifying = (costs.ratio(1, _LONGEST) - 1) / _LONGEST
     threshold = round(min(_WORTH * (cost + max(verifying, 0.0)), 0.9), 2)
-    return dict(policy="confidence", threshold=threshold, last=True, joint=True, length=_LONGEST)  # noqa: C408
+    return {"policy": "confidence", "threshold": threshold, "last": True, "joint": True, "length": _LONGEST}
 
 
 def draft_models(model: TextModel, request: Request) -> Any:

@@ -41,6 +41,7 @@ HOMONYMS = {  # words that mean something else there
     ("core/device.py", "auto"): "the best device of the machine",
     ("core/drafters/draft_model/model.py", "threshold"): "an option",
     ("core/drafters/trained/drafter.py", "threshold"): "an option",
+    ("modalities/text/drafter_inputs.py", "threshold"): "an option",
     ("core/drafters/trained/export_checkpoints.py", "dflash"): "a name of another file format",
     ("core/drafters/trained/export_checkpoints.py", "mtp"): "a name of another file format",
     ("core/drafters/trained/falcon.py", "block"): "an entry of a head's config",

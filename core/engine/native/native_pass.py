@@ -67,6 +67,7 @@ class NativePass:
                 setattr(struct, name, getattr(layer, name).matrix)
         matrices = (getattr(struct, name) for struct in self._layers for name in ("qkv", "out", "up_gate", "down"))
         integers = any(matrix.bits == 4 or matrix.rounds for matrix in matrices)
+        # whether a token has other keys and values in a prompt than in a draft
         self.reads_apart = integers and native.reads_prompts_apart()
         self.factors = Factors()
         self._angles = {False: torch.zeros(2, 0)}
