@@ -53,6 +53,13 @@ def advise(
     check: Annotated[
         bool, typer.Option("--check", help="Then measure the advice and others in turns, beside what was predicted.")
     ] = False,
+    peers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Measure these engines too, installed on first use: vllm, llama.cpp (always if built).",
+        ),
+    ] = "",
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +88,7 @@ def advise(
     if plot is not None:
         can_plot()
     sizes = _sizes(batch_sizes)
+    engine_names = _engines(peers)
     items = load_prompts(prompts, num_prompts)
     console = Console(stderr=True, highlight=False)
     with console.status(f"Loading {model} ..."):
@@ -94,9 +102,10 @@ def advise(
     with bar(console, total, "Measuring") as step:
         study = Study(lm, items, max_new_tokens, max_draft_tokens, sizes, step)
         given = study.advice(Machine(study.rounds()), methods)
-    with console.status("Other engines ..."):
-        others = engines(study, given, model, draft_model)
+    with console.status("Other engines ...") as status:
+        others = engines(study, given, model, draft_model, engine_names, check=check, say=status.update)
     checked = _checked(study, given, console) if check else []
+    checked += [each.checked for each in others if each.checked is not None]
     about = {
         "model": model,
         "dtype": lm.dtype,
@@ -129,6 +138,16 @@ def _sizes(text: str) -> tuple[int, ...]:
     if sizes[0] < 1:
         raise InvalidOption(f"batch-sizes is {text!r}; give whole numbers of 1 or more, such as 1,4,16")
     return tuple(sizes)
+
+
+def _engines(names: str) -> tuple[str, ...]:
+    from outrider.core.errors import InvalidOption
+    from outrider.text.bench.peers import peers_named
+
+    found = peers_named(parse_names(names))
+    if others := sorted(set(found) - {"vllm", "llama.cpp"}):
+        raise InvalidOption(f"peers is {names!r}; there is advice for vllm and llama.cpp, and none for {others[0]}")
+    return found
 
 
 def _checked(study: Study, given: Advice, console: Console) -> list[Checked]:

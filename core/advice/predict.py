@@ -195,6 +195,6 @@ class Machine:
         plain = self._line(resampled, rows, 1)
         scored = np.stack([self._line(resampled, rows, size + 1) for size in sizes], 1)
         drafts = np.array([candidate.cost(rows, size) for size in sizes])
-        pace = np.resize(candidate.pace, len(weights)) if resampled else np.array([np.mean(candidate.pace)])
+        pace = np.resize(candidate.pace, len(weights)) if resampled else np.array([np.median(candidate.pace)])
         passes, drafting = pace * (widest * scored).sum(1) / plain, pace * (widest @ drafts) / plain
         return tokens / (passes + drafting), tokens, passes, drafting

@@ -30,11 +30,12 @@ from outrider.text.model import TextModel
 LONGEST = 12  # draft tokens of the records
 _TREES = (8, 16)  # nodes
 _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that run on all
-_TRIED = 2  # times that those run in turns with plain decoding
+_TRIED, _TRIED_AT_MOST = 2, 5  # times that those run in turns with plain decoding: more often where that is quick
 _SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
-_RUNS, _RUNS_SECONDS = 4, 10.0  # of measuring the cost of passes: at most so many, none begun after so long
+_RUNS = 4  # of measuring the cost of passes, at most
+_SECONDS = 10.0  # after which nothing is measured once more
 Say = Callable[[str], None]
 
 
@@ -112,7 +113,7 @@ class Study:
         widths = [width for width in WIDTHS if width <= max(self.longest, *_TREES) + 1]
         self.say("measuring the cost of passes")
         start, runs = time.perf_counter(), list[RoundCosts]()
-        while len(runs) < _RUNS and (not runs or time.perf_counter() - start < _RUNS_SECONDS):
+        while len(runs) < _RUNS and (not runs or time.perf_counter() - start < _SECONDS):
             runs.append(measure(self.lm.target, middle, sizes=self.sizes, widths=widths))
         return RoundCosts(runs[0].shapes, np.concatenate([run.samples for run in runs]))
 
@@ -151,13 +152,16 @@ class Study:
             return []
         self.say("the fastest in turns")
         best = sorted((best_length(machine, each) for each in found), key=lambda p: p.speedup, reverse=True)[:_KEPT]
-        bench = bench_of(self, best, self.items[:_SCREENED], _TRIED)
-        for _ in bench.go():
-            pass
+        bench = bench_of(self, best, self.items[:_SCREENED], _TRIED_AT_MOST)
+        start, times = time.perf_counter(), 0
+        for turn, _ in enumerate(bench.go(), 1):
+            times = (turn // len(bench.contenders) - 1) // len(bench.items)  # complete ones, after the warm-up
+            if times >= _TRIED and time.perf_counter() - start > _SECONDS:
+                break
         tried = dict[str, Candidate]()
         for each, contender in zip(best, bench.contenders[1:], strict=True):
             expected = machine.speedup(replace(each.candidate, records=each.candidate.records[:_SCREENED]), each.length)
-            pace = tuple(expected / _ratio(bench, contender.name, number) for number in range(_TRIED))
+            pace = tuple(expected / _ratio(bench, contender.name, number) for number in range(times))
             tried[each.candidate.name] = replace(each.candidate, pace=pace)
         return list(tried.values())
 
@@ -270,7 +274,7 @@ def to_check(study: Study, advice: Advice, count: int = 3) -> list[Prediction]:
 
 
 def check(
-    study: Study, predictions: Sequence[Prediction], repeat: int = 2
+    study: Study, predictions: Sequence[Prediction], repeat: int = 3
 ) -> tuple[Bench, Callable[[], list[Checked]]]:
     """A benchmark of plain decoding and the predicted drafters in turns, and what it found once it has run."""
     bench = bench_of(study, predictions, study.items, repeat)

@@ -1,14 +1,15 @@
 """The advice for vLLM and llama.cpp: the options to paste, from the records that were made here.
 
 At temperature 0 a draft is accepted or not whatever the engine, so the records hold for all. llama.cpp's costs of
-passes are measured with its own benchmark where it is built; vLLM's are taken to be ours, which the advice says.
+passes are measured with its own benchmark where it is built. vLLM's are measured where that is asked for, which takes
+minutes, and are otherwise taken to be ours, which the advice says.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.text.bench import llama_cpp
-from outrider.text.bench.advice import Study
-from outrider.text.bench.peers import PEERS, find_model
+from outrider.text.bench.advice import Checked, Study
+from outrider.text.bench.peers import PEERS, Model, find_model
+from outrider.text.bench.venvs import PeerError
+from outrider.text.bench.vllm_lookup import LONGEST_NGRAM, VllmLookup, ngram_and_length
 from outrider.text.measurements import draft_model_of
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 13, 17)
@@ -39,6 +42,7 @@ class EngineAdvice:
     options: tuple[str, ...]
     basis: str  # what the prediction rests on
     reason: str = ""
+    checked: Checked | None = None
 
     def lines(self) -> list[str]:
         if self.prediction is None:
@@ -59,15 +63,44 @@ class EngineAdvice:
         }
 
 
-def engines(study: Study, given: Advice, model: str, draft_model: str | None = None) -> list[EngineAdvice]:
-    """The advice for every engine for which there is any."""
-    found = [_vllm(study, given)]
-    if torch.device(study.lm.device).type == "cpu":
-        draft = draft_model or draft_model_of(study.lm.name)
-        files = find_model(model, None, study.lm.end, study.lm.context, draft)
-        if files.gguf is not None:
-            found.append(_llama_cpp(study, given, files.gguf, files.draft))
+def engines(
+    study: Study,
+    given: Advice,
+    model: str,
+    draft_model: str | None = None,
+    measured: Sequence[str] = (),
+    *,
+    check: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[EngineAdvice]:
+    """The advice for every engine for which there is any; those of `measured` are installed and run."""
+    draft = draft_model or draft_model_of(study.lm.name)
+    runs_vllm = "vllm" in measured
+    folder = study.lm.plain_folder() if runs_vllm else None
+    files = find_model(model, folder, study.lm.end, study.lm.context, draft)
+    found = [_vllm_measured(study, files, check, say) if runs_vllm else _vllm(study, given)]
+    if torch.device(study.lm.device).type == "cpu" and files.gguf is not None:
+        if llama_cpp.NAME in measured:
+            llama_cpp.server(say)
+        found.append(_llama_cpp(study, given, files.gguf, files.draft))
     return [each for each in found if each is not None]
+
+
+def _vllm_measured(study: Study, files: Model, check: bool, say: Callable[[str], None]) -> EngineAdvice:
+    basis = "prompt lookup, from passes timed in vLLM"
+    try:
+        engine = VllmLookup(study, files, say)
+        given = engine.advice()
+        checked = engine.check(given.best[0]) if check else None
+    except PeerError as error:
+        return EngineAdvice("vLLM", None, (), "not measured", str(error))
+    if given.chosen is None:
+        return EngineAdvice("vLLM", None, (), basis, given.reason, checked)
+    shortest, length = ngram_and_length(given.chosen)
+    config = {"method": PROMPT_LOOKUP.vllm, "num_speculative_tokens": length}
+    config |= {"prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": shortest}
+    options = ("--speculative-config", json.dumps(config))
+    return EngineAdvice("vLLM", given.chosen, options, basis, checked=checked)
 
 
 def _vllm(study: Study, given: Advice) -> EngineAdvice | None:

@@ -95,7 +95,12 @@ def vllm(options: dict[str, Any]) -> Engine:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
 
-    lookup = {"method": "ngram", "num_speculative_tokens": options["length"], "prompt_lookup_max": options["max_ngram"]}
+    lookup = {
+        "method": "ngram",
+        "num_speculative_tokens": options["length"],
+        "prompt_lookup_max": options["max_ngram"],
+        "prompt_lookup_min": options["min_ngram"],
+    }
     model = LLM(
         options["folder"],
         dtype=options["dtype"],
@@ -103,15 +108,26 @@ def vllm(options: dict[str, Any]) -> Engine:
         max_num_seqs=1,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
-        disable_log_stats=True,
+        disable_log_stats=False,  # they count drafts, and time without the prefill
         **({"speculative_config": lookup} if options["lookup"] else {}),
         **({} if options["device"] == "cpu" else {"gpu_memory_utilization": share(options["folder"])}),
     )
 
-    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], None]:
+    def drafts() -> tuple[float, float]:
+        found = {metric.name: getattr(metric, "value", 0) for metric in model.get_metrics()}
+        names = ("num_draft_tokens", "num_accepted_tokens")
+        drafted, accepted = (found.get(f"vllm:spec_decode_{name}", 0) for name in names)
+        return drafted, accepted
+
+    def generate(ids: Sequence[int], limit: int) -> tuple[Sequence[int], Counts]:
         params = SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=options["end"], detokenize=False)
-        out = model.generate({"prompt_token_ids": list(ids)}, params, use_tqdm=False)
-        return list(out[0].outputs[0].token_ids), None
+        before = drafts()
+        out = model.generate({"prompt_token_ids": list(ids)}, params, use_tqdm=False)[0]
+        tokens = list(out.outputs[0].token_ids)
+        drafted, accepted = (now - then for now, then in zip(drafts(), before, strict=True))
+        passes = max(len(tokens) - accepted, 1)  # what was accepted after the last token counts too
+        seconds = out.metrics.last_token_ts - out.metrics.first_token_ts
+        return tokens, {"passes": passes, "drafted": drafted, "accepted": accepted, "seconds": seconds}
 
     return Engine(generate, options["dtype"])
 

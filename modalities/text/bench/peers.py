@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Peer:
     size: str = ""
     length: int = 5  # tokens drafted by its prompt lookup, as in its documentation
     max_ngram: int = 3  # longest n-gram of its prompt lookup
+    min_ngram: int = 3  # shortest, where it is a setting
     reads: str = "folder"  # "folder" of safetensors or "gguf"
     folder: str = ""  # of its venv; empty: its name
     modes: tuple[str, ...] = (PLAIN, PROMPT_LOOKUP.name)  # in which it is measured
@@ -250,9 +251,8 @@ def started(
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Peers]:
     """Start every engine in each of its modes within the context; their processes end with it."""
-    workers: list[Worker] = []
     peers = Peers()
-    try:
+    with ExitStack() as stack:
         for name in names:
             try:
                 peer = PEERS[name].on(device.partition(":")[0])
@@ -266,10 +266,7 @@ def started(
                 full = f"{name} {mode}"
                 say(f"starting {full}")
                 try:
-                    settings = _options(peer, model, mode, threads, dtype, device)
-                    worker = Worker(python, name, settings, cache_folder() / "peers" / f"{full.replace(' ', '-')}.log")
-                    workers.append(worker)
-                    settings["precision"] = worker.answer(_LOAD_TIMEOUT)["precision"]
+                    worker, settings = stack.enter_context(working(peer, model, mode, threads, dtype, device, python))
                 except (PeerError, OSError) as error:
                     peers.skipped[full] = str(error)
                     continue
@@ -281,9 +278,18 @@ def started(
                 peers.settings[full] = {"version": peer.version} | {key: settings[key] for key in shown}
                 peers.contenders.append(_contender(full, name, worker, ids, limit))
         yield peers
-    finally:
-        for worker in workers:
-            worker.close()
+
+
+@contextmanager
+def working(
+    peer: Peer, model: Model, mode: str, threads: int, dtype: str, device: str, python: Path
+) -> Iterator[tuple[Worker, dict[str, Any]]]:
+    """An engine in one of its modes with its settings, once it has loaded the model; it is closed with the context."""
+    settings = _options(peer, model, mode, threads, dtype, device)
+    log = cache_folder() / "peers" / f"{peer.name} {mode}.log".replace(" ", "-")
+    with closing(Worker(python, peer.name, settings, log)) as worker:
+        settings["precision"] = worker.answer(_LOAD_TIMEOUT)["precision"]
+        yield worker, settings
 
 
 _SHOWN = {PROMPT_LOOKUP.name: ("length", "max_ngram"), PLAIN: ()}  # settings of a mode that the report has
@@ -309,6 +315,7 @@ def _options(peer: Peer, model: Model, mode: str, threads: int, dtype: str, devi
         "lookup": mode == PROMPT_LOOKUP.name,
         "length": peer.length,
         "max_ngram": peer.max_ngram,
+        "min_ngram": peer.min_ngram,
     }
 
 

@@ -15,7 +15,7 @@ from outrider.text.bench import advice
 def test_costs_are_measured_several_times_where_that_is_quick(
     lm: TextModel, monkeypatch: pytest.MonkeyPatch, seconds: float, lines: int
 ) -> None:
-    monkeypatch.setattr(advice, "_RUNS_SECONDS", seconds)
+    monkeypatch.setattr(advice, "_SECONDS", seconds)
     costs = advice.Study(lm, [Item("one", "chat", "one two three")], tokens=8, longest=1).rounds()
     assert costs.samples.shape == (lines, len(costs.shapes)) and (costs.samples > 0).all()
 
