@@ -30,12 +30,12 @@ from outrider.text.model import TextModel
 LONGEST = 12  # draft tokens of the records
 _TREES = (8, 16)  # nodes
 _SCREENED, _KEPT = 4, 5  # prompts that every drafter runs on, and drafters that run on all
-_TRIED, _TRIED_AT_MOST = 2, 5  # times that those run in turns with plain decoding: more often where that is quick
+_TRIED, _BLOCK = 8, 4  # prompts on which those run in turns with plain decoding, more where that is quick, in blocks
 _SHORT = (1, 3, 6)  # lengths at which the time of drafting is measured besides the longest
 _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
 _RUNS = 4  # of measuring the cost of passes, at most
-_SECONDS = 10.0  # after which nothing is measured once more
+_SECONDS = 10.0  # after which neither is measured on
 Say = Callable[[str], None]
 
 
@@ -152,17 +152,21 @@ class Study:
             return []
         self.say("the fastest in turns")
         best = sorted((best_length(machine, each) for each in found), key=lambda p: p.speedup, reverse=True)[:_KEPT]
-        bench = bench_of(self, best, self.items[:_SCREENED], _TRIED_AT_MOST)
-        start, times = time.perf_counter(), 0
+        bench = bench_of(self, best, self.items, -(-2 * _TRIED // len(self.items)))
+        start, done = time.perf_counter(), 0
         for turn, _ in enumerate(bench.go(), 1):
-            times = (turn // len(bench.contenders) - 1) // len(bench.items)  # complete ones, after the warm-up
-            if times >= _TRIED and time.perf_counter() - start > _SECONDS:
+            done = turn // len(bench.contenders) - 1  # prompts, after the warm-up
+            if done >= _TRIED and time.perf_counter() - start > _SECONDS:
                 break
+        blocks = [range(at, at + _BLOCK) for at in range(0, done - _BLOCK + 1, _BLOCK)]
         tried = dict[str, Candidate]()
         for each, contender in zip(best, bench.contenders[1:], strict=True):
-            expected = machine.speedup(replace(each.candidate, records=each.candidate.records[:_SCREENED]), each.length)
-            pace = tuple(expected / _ratio(bench, contender.name, number) for number in range(times))
-            tried[each.candidate.name] = replace(each.candidate, pace=pace)
+            pace = []
+            for block in blocks:
+                records = tuple(each.candidate.records[place % len(self.items)] for place in block)
+                expected = machine.speedup(replace(each.candidate, records=records), each.length)
+                pace.append(expected / _ratio(bench, contender.name, block))
+            tried[each.candidate.name] = replace(each.candidate, pace=tuple(pace))
         return list(tried.values())
 
     def _recorded(self, plan: Plan, items: Sequence[Item]) -> Candidate:
@@ -274,7 +278,7 @@ def to_check(study: Study, advice: Advice, count: int = 3) -> list[Prediction]:
 
 
 def check(
-    study: Study, predictions: Sequence[Prediction], repeat: int = 3
+    study: Study, predictions: Sequence[Prediction], repeat: int = 2
 ) -> tuple[Bench, Callable[[], list[Checked]]]:
     """A benchmark of plain decoding and the predicted drafters in turns, and what it found once it has run."""
     bench = bench_of(study, predictions, study.items, repeat)
@@ -282,7 +286,8 @@ def check(
     def found() -> list[Checked]:
         rows = []
         for each, contender in zip(predictions, bench.contenders[1:], strict=True):
-            speeds = [_ratio(bench, contender.name, number) for number in range(repeat)]
+            count = len(bench.items)
+            speeds = [_ratio(bench, contender.name, range(at, at + count)) for at in range(0, repeat * count, count)]
             spread = (min(speeds), max(speeds))
             rows.append(
                 Checked(each.candidate.name, each.length, each.speedup, each.low, each.high, median(speeds), *spread)
@@ -310,11 +315,11 @@ def bench_of(study: Study, predictions: Sequence[Prediction], items: Sequence[It
     return Bench(contenders, items, repeat)
 
 
-def _ratio(bench: Bench, name: str, repeat: int) -> float:
-    """The speed of all prompts together over plain decoding's, without the prefill, in one repetition."""
+def _ratio(bench: Bench, name: str, picked: range) -> float:
+    """The speed of some runs together over that of plain decoding's, without the prefill."""
 
     def speed(contender: str) -> float:
-        outcomes = [run.outcome for run in bench.of(contender) if run.repeat == repeat]
+        outcomes = [run.outcome for run in bench.of(contender)[picked.start : picked.stop]]
         seconds = sum(step.times.total for outcome in outcomes for step in outcome.steps)
         return sum(len(outcome.tokens) for outcome in outcomes) / max(seconds, 1e-9)
 
