@@ -129,9 +129,7 @@ class Study:
             except OutriderError as error:
                 self.skipped[plan.name] = str(error)
         if rest and found:
-            best = sorted((best_length(machine, each) for each in found), key=lambda p: p.high, reverse=True)
-            kept = [each.candidate for each in best[:_KEPT]]
-            for each in kept:
+            for each in _promising([best_length(machine, each) for each in found]):
                 self.say(f"{each.name}, all prompts")
                 more = self._run(self.plans[each.name], rest)
                 records = (*each.records, *(attempts(steps) for steps in more))
@@ -239,6 +237,13 @@ class Study:
             if own:
                 measured |= {(rows, 0): _typical(own), (rows, max(prediction.length, 1)): _typical(own)}
         return replace(candidate, cost=DraftCost(measured))
+
+
+def _promising(predictions: Sequence[Prediction]) -> list[Candidate]:
+    """Those that run on all prompts: the two that are fastest so far, and those whose intervals reach highest."""
+    fastest = sorted(predictions, key=lambda each: each.speedup, reverse=True)[:2]
+    others = sorted((each for each in predictions if each not in fastest), key=lambda each: each.high, reverse=True)
+    return [each.candidate for each in (*fastest, *others)][:_KEPT]
 
 
 def _typical(values: Sequence[float]) -> float:

@@ -80,9 +80,8 @@ def engines(
     files = find_model(model, folder, study.lm.end, study.lm.context, draft)
     found = [_vllm_measured(study, files, check, say) if runs_vllm else _vllm(study, given)]
     if torch.device(study.lm.device).type == "cpu" and files.gguf is not None:
-        if llama_cpp.NAME in measured:
-            llama_cpp.server(say)
-        found.append(_llama_cpp(study, given, files.gguf, files.draft))
+        build = say if llama_cpp.NAME in measured else None
+        found.append(_llama_cpp(study, given, files.gguf, files.draft, build))
     return [each for each in found if each is not None]
 
 
@@ -134,12 +133,17 @@ def _config(study: Study, chosen: Prediction) -> dict[str, Any]:
     return config | {"model": f"FOLDER of `outrider export vllm {name} --model {study.lm.name}`"}
 
 
-def _llama_cpp(study: Study, given: Advice, gguf: Path, draft: Path | None) -> EngineAdvice | None:
-    if not llama_cpp.built():
-        basis = "not measured: `outrider bench text --peers llama.cpp` builds it first"
+def _llama_cpp(
+    study: Study, given: Advice, gguf: Path, draft: Path | None, build: Callable[[str], None] | None
+) -> EngineAdvice:
+    """`build`: build it if it is missing, and say so."""
+    if build is None and not llama_cpp.built():
+        basis = "not measured: --peers llama.cpp builds it first"
         return EngineAdvice("llama.cpp", None, (), basis, "its costs are unknown")
     threads = torch.get_num_threads()
     try:
+        if build is not None:
+            llama_cpp.server(build)
         costs = llama_cpp.pass_costs(gguf, _WIDTHS, threads)
         machine = Machine(RoundCosts.of({(1, width): ms for width, ms in costs.items()}))
         candidates = []

@@ -41,7 +41,7 @@ class Fit:
 
 
 class VllmLookup:
-    """vLLM with its prompt lookup on the prompts of a study, while its plain process runs."""
+    """vLLM and its prompt lookup on the prompts of a study."""
 
     def __init__(self, study: Study, model: Model, say: Callable[[str], None] = lambda line: None) -> None:
         self.study, self.model, self.say = study, model, say

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.core.advice.measure import RoundCosts
-from outrider.core.advice.predict import Machine
+from outrider.core.advice.predict import Candidate, DraftCost, Machine, Prediction
 from outrider.core.bench.runner import Bench, Item
 from outrider.text import TextModel
 from outrider.text.bench import advice
@@ -18,6 +18,15 @@ def test_costs_are_measured_several_times_where_that_is_quick(
     monkeypatch.setattr(advice, "_SECONDS", seconds)
     costs = advice.Study(lm, [Item("one", "chat", "one two three")], tokens=8, longest=1).rounds()
     assert costs.samples.shape == (lines, len(costs.shapes)) and (costs.samples > 0).all()
+
+
+def test_the_fastest_so_far_run_on_all_prompts_whatever_their_interval() -> None:
+    def predicted(name: str, speedup: float, high: float) -> Prediction:
+        return Prediction(Candidate(name, (), DraftCost({})), 1, 1, speedup, 0.5, high, 1.0, 1.0, 1.0, 0.0)
+
+    wide = [predicted(f"wide {number}", 1.5, 3.0 + number) for number in range(6)]
+    kept = advice._promising([*wide, predicted("narrow", 2.0, 2.1), predicted("slow", 0.5, 0.6)])
+    assert [each.name for each in kept] == ["narrow", "wide 0", "wide 5", "wide 4", "wide 3"]
 
 
 def test_what_was_measured_in_turns_overrules_the_sum_of_the_parts(
