@@ -36,6 +36,7 @@ _COST_TOKENS = 24
 _LEAST = 4  # steps of which a time is typical
 _RUNS = 4  # of measuring the cost of passes, at most
 _SECONDS = 10.0  # after which neither is measured on
+_CHECKS, _CHECK_SECONDS = (2, 6), 40.0  # times that predictions are held against measurement, and about how long
 Say = Callable[[str], None]
 
 
@@ -105,6 +106,7 @@ class Study:
         self.items = fitting
         self.plans: dict[str, Plan] = {}
         self._rest = 0.0  # of plain decoding: milliseconds of a round outside of the pass
+        self.turn = 0.0  # seconds that one drafter took for one prompt, in turns with others
 
     def rounds(self) -> RoundCosts:
         """The costs of rounds on this machine, after prompts of about median length."""
@@ -145,7 +147,8 @@ class Study:
 
     def _tried(self, machine: Machine, found: Sequence[Candidate]) -> list[Candidate]:
         """The candidates with the time of their rounds at the best length, in turns with plain decoding: passes cost
-        more or less there than in turns with passes over other numbers of tokens."""
+        more or less there than in turns with passes over other numbers of tokens. What was predicted from those counts
+        like one more block of prompts, since a few prompts are soon measured wrong."""
         if not found:
             return []
         self.say("the fastest in turns")
@@ -156,10 +159,11 @@ class Study:
             done = turn // len(bench.contenders) - 1  # prompts, after the warm-up
             if done >= _TRIED and time.perf_counter() - start > _SECONDS:
                 break
+        self.turn = (time.perf_counter() - start) / (done + 1) / len(bench.contenders)
         blocks = [range(at, at + _BLOCK) for at in range(0, done - _BLOCK + 1, _BLOCK)]
         tried = dict[str, Candidate]()
         for each, contender in zip(best, bench.contenders[1:], strict=True):
-            pace = []
+            pace = [1.0]
             for block in blocks:
                 records = tuple(each.candidate.records[place % len(self.items)] for place in block)
                 expected = machine.speedup(replace(each.candidate, records=records), each.length)
@@ -282,10 +286,10 @@ def to_check(study: Study, advice: Advice, count: int = 3) -> list[Prediction]:
     return chosen
 
 
-def check(
-    study: Study, predictions: Sequence[Prediction], repeat: int = 2
-) -> tuple[Bench, Callable[[], list[Checked]]]:
+def check(study: Study, predictions: Sequence[Prediction]) -> tuple[Bench, Callable[[], list[Checked]]]:
     """A benchmark of plain decoding and the predicted drafters in turns, and what it found once it has run."""
+    once = study.turn * len(study.items) * (1 + len(predictions))
+    repeat = min(max(round(_CHECK_SECONDS / max(once, 1e-9)), _CHECKS[0]), _CHECKS[1])
     bench = bench_of(study, predictions, study.items, repeat)
 
     def found() -> list[Checked]:

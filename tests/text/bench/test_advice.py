@@ -46,4 +46,5 @@ def test_what_was_measured_in_turns_overrules_the_sum_of_the_parts(
     given = study.advice(machine, advice.methods_of(lm, ("prompt-lookup", "suffix")))
     assert len({id(bench) for bench in tried}) == 1 and len(given.best) > 1
     assert {round(each.speedup, 9) for each in given.best} == {0.5}
+    assert all(each.candidate.pace[0] == 1 and len(each.candidate.pace) == 5 for each in given.best)
     assert given.chosen is None
