@@ -90,6 +90,7 @@ OTHERS = {
         "core/kernels/native.py",
         "core/device.py",
         "core/kernels/neighbour_mass.py",
+        "core/kernels/vocoder.py",
         "core/rules/native_walk.py",
         "app/interrupt.py",
     },

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, pad
 
 from outrider.core.errors import InvalidOption
+from outrider.core.kernels.vocoder import Convolution, Generator, usable
 from outrider.speech.conv1d import conv, rows
 from outrider.speech.mel import BINS, HOP, SILENCE
 
@@ -39,6 +40,7 @@ class Vocoder(nn.Module):
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
+        self._kernels: Generator | None = None
         self.conv_pre = conv(BINS, width, 7)
         self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
         for stride, kernel in _UPS:
@@ -64,6 +66,8 @@ class Vocoder(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:
         dtype = self.conv_pre.weight.dtype
+        if (compiled := self._compiled()) is not None:
+            return torch.stack([compiled(frames.T) for frames in mel]).to(mel.dtype)
         x = self.conv_pre(rows(mel.to(dtype)))
         for stage, up in enumerate(self.ups):
             x = up(leaky_relu(x, 0.1))
@@ -71,6 +75,29 @@ class Vocoder(nn.Module):
             x = sum((block(x) for block in blocks[1:]), blocks[0](x)) / len(_KERNELS)
         sound: Tensor = self.conv_post(leaky_relu(x)).to(mel.dtype).tanh()[:, 0, 0]
         return sound
+
+    def _compiled(self) -> Generator | None:
+        """The kernels with these weights, in 16 bits on a CPU that has them."""
+        weight = self.conv_pre.weight
+        if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or torch.is_grad_enabled():
+            return None
+        if self._kernels is None and usable(len(weight), [stride for stride, _ in _UPS]):
+            self._kernels = Generator(
+                _of(self.conv_pre), list(zip(map(_of, self.ups), self._blocks(), strict=True)), _of(self.conv_post)
+            )
+        return self._kernels
+
+    def _blocks(self) -> list[list[list[tuple[Convolution, Convolution]]]]:
+        """The weights of the residual blocks, by stage."""
+        pairs = [
+            [(_of(wide), _of(narrow)) for wide, narrow in zip(block.convs1, block.convs2, strict=True)]
+            for block in self.resblocks
+        ]
+        return [pairs[at : at + len(_KERNELS)] for at in range(0, len(pairs), len(_KERNELS))]
+
+
+def _of(layer: nn.Module) -> Convolution:
+    return layer.weight[:, :, 0], layer.bias
 
 
 class VocoderStream:
