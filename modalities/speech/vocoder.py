@@ -20,7 +20,7 @@ from outrider.speech.mel import BINS, HOP, SILENCE
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
 _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
-_MULTIPLE = 32  # inputs are padded to multiples of this many frames: convolutions are compiled for each new length
+_MULTIPLE = 32  # inputs are padded to multiples of this many frames: torch compiles convolutions for each new length
 
 
 class _Block(nn.Module):
@@ -75,6 +75,11 @@ class Vocoder(nn.Module):
             x = sum((block(x) for block in blocks[1:]), blocks[0](x)) / len(_KERNELS)
         sound: Tensor = self.conv_post(leaky_relu(x)).to(mel.dtype).tanh()[:, 0, 0]
         return sound
+
+    @property
+    def multiple(self) -> int:
+        """The multiple of frames to which inputs are padded."""
+        return _MULTIPLE if self._compiled() is None else 1
 
     def _compiled(self) -> Generator | None:
         """The kernels with these weights, in 16 bits on a CPU that has them."""
@@ -131,8 +136,8 @@ class VocoderStream:
         end = count - CONTEXT
         if end <= self._done:
             return self._frames.new_zeros(0)
-        silence = after + -count % _MULTIPLE
         with torch.no_grad():
+            silence = after + -count % getattr(self.vocoder, "multiple", _MULTIPLE)
             sound: Tensor = self.vocoder(pad(self._frames, (0, silence), value=SILENCE)[None])[0]
         sound = sound[self._done * HOP : end * HOP]
         dropped = max(end - CONTEXT, 0)
