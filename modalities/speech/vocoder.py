@@ -94,15 +94,13 @@ class Vocoder(nn.Module):
 
     def _blocks(self) -> list[list[list[tuple[Convolution, Convolution]]]]:
         """The weights of the residual blocks, by stage."""
-        pairs = [
-            [(_of(wide), _of(narrow)) for wide, narrow in zip(block.convs1, block.convs2, strict=True)]
-            for block in self.resblocks
-        ]
+        kinds = [[block.get_submodule(name).children() for name in ("convs1", "convs2")] for block in self.resblocks]
+        pairs = [[(_of(wide), _of(narrow)) for wide, narrow in zip(*kind, strict=True)] for kind in kinds]
         return [pairs[at : at + len(_KERNELS)] for at in range(0, len(pairs), len(_KERNELS))]
 
 
 def _of(layer: nn.Module) -> Convolution:
-    return layer.weight[:, :, 0], layer.bias
+    return layer.get_parameter("weight")[:, :, 0], layer.get_parameter("bias")
 
 
 class VocoderStream:
