@@ -2,7 +2,8 @@
 //
 // A stage multiplies the number of steps and computes three residual blocks of six convolutions. Its threads take parts
 // of the steps, so small that what a part needs stays in the second-level cache, and compute the steps around it once
-// more. The order in which a step's values are summed does not depend on where parts begin.
+// more. Rows of zeros before and after a stage's numbers, its margins, are read as well. The order in which a step's
+// values are summed does not depend on where parts begin.
 
 #include <omp.h>
 
@@ -15,7 +16,6 @@
 
 namespace {
 
-constexpr int kMargin = 64;           // rows of zeros before and after the numbers of a stage
 constexpr int kSteps = 32;            // computed together
 constexpr int64_t kPart = 1 << 18;    // numbers of a part
 constexpr int kSlack = kSteps + 32;   // rows that are computed or read after the last one that counts

@@ -26,7 +26,6 @@ from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.text.bench import llama_cpp
 from outrider.text.bench.advice import Checked, Study
 from outrider.text.bench.peers import PEERS, Model, find_model
-from outrider.text.bench.venvs import PeerError
 from outrider.text.bench.vllm_lookup import LONGEST_NGRAM, VllmLookup, ngram_and_length
 from outrider.text.measurements import draft_model_of
 
@@ -91,7 +90,7 @@ def _vllm_measured(study: Study, files: Model, check: bool, say: Callable[[str],
         engine = VllmLookup(study, files, say)
         given = engine.advice()
         checked = engine.check(given.best[0]) if check else None
-    except PeerError as error:
+    except OutriderError as error:
         return EngineAdvice("vLLM", None, (), "not measured", str(error))
     if given.chosen is None:
         return EngineAdvice("vLLM", None, (), basis, given.reason, checked)

@@ -1,7 +1,7 @@
 """vLLM's prompt lookup on one's prompts: its passes are timed in vLLM, and its drafts replayed on the text it writes.
 
-vLLM is started plainly and with drafts of two lengths, each in its own process. A check starts it once more, with what
-is advised, and decodes in turns with plain decoding.
+vLLM is started plainly and with drafts of two lengths, each in its own process. A check starts it twice more,
+plainly and with what is advised, and decodes in turns.
 """
 
 from __future__ import annotations
